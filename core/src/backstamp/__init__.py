@@ -1,0 +1,110 @@
+"""Backstamp: discover, resolve, build and stamp attention kernels for LLM inference.
+
+Importing this package loads nothing: every public name is found when it is first read, so that an engine pays for
+what it uses and `import backstamp` costs less than importing pluggy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
+    from backstamp.catalogue import Catalogue, build_catalogue
+    from backstamp.construction import build
+    from backstamp.discovery import discover
+    from backstamp.draft import DraftBackendFactory, DraftSteps
+    from backstamp.engine import EngineFacts
+    from backstamp.errors import BackstampError
+    from backstamp.factories import BuildRequest, Built
+    from backstamp.host import HostFacts, load_host, this_host
+    from backstamp.hostfit import compile_for
+    from backstamp.launch import Launch, Policy, Requests, make_launch
+    from backstamp.model import ModelFacts, default_model, load_model
+    from backstamp.plan import Plan
+    from backstamp.resolution import resolve, resolve_on
+    from backstamp.stamp import Stamp, read_stamp
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackstampError",
+    "Batch",
+    "BuildRequest",
+    "Built",
+    "Catalogue",
+    "DraftBackendFactory",
+    "DraftSteps",
+    "EngineFacts",
+    "HostFacts",
+    "KVIndex",
+    "Launch",
+    "LayerSpec",
+    "ModelFacts",
+    "PagedKV",
+    "Plan",
+    "Policy",
+    "RaggedKV",
+    "Requests",
+    "Stamp",
+    "TreeMask",
+    "build",
+    "build_catalogue",
+    "compile_for",
+    "default_model",
+    "discover",
+    "load_host",
+    "load_model",
+    "make_launch",
+    "read_stamp",
+    "resolve",
+    "resolve_on",
+    "this_host",
+]
+
+_HOMES = {
+    "BackstampError": "errors",
+    "Batch": "attention",
+    "BuildRequest": "factories",
+    "Built": "factories",
+    "Catalogue": "catalogue",
+    "DraftBackendFactory": "draft",
+    "DraftSteps": "draft",
+    "EngineFacts": "engine",
+    "HostFacts": "host",
+    "KVIndex": "attention",
+    "Launch": "launch",
+    "LayerSpec": "attention",
+    "ModelFacts": "model",
+    "PagedKV": "attention",
+    "Plan": "plan",
+    "Policy": "launch",
+    "RaggedKV": "attention",
+    "Requests": "launch",
+    "Stamp": "stamp",
+    "TreeMask": "attention",
+    "build": "construction",
+    "build_catalogue": "catalogue",
+    "compile_for": "hostfit",
+    "default_model": "model",
+    "discover": "discovery",
+    "load_host": "host",
+    "load_model": "model",
+    "make_launch": "launch",
+    "read_stamp": "stamp",
+    "resolve": "resolution",
+    "resolve_on": "resolution",
+    "this_host": "host",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(f"backstamp.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'backstamp' has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -28,6 +28,7 @@ __all__ = [
     "PluginFailed",
     "Refused",
     "RegistryFaults",
+    "StrictViolation",
     "UnknownKey",
     "Unstamped",
     "UnsupportedBatch",
@@ -128,6 +129,12 @@ class ConflictingRequest(BackstampError, ValueError):
     """Two settings of one launch contradict each other, or one has no meaning without another."""
 
     code = "conflicting_request"
+
+
+class StrictViolation(BackstampError, ValueError):
+    """Strict mode met a choice that was lost, changed or failed."""
+
+    code = "strict"
 
 
 class PluginFailed(BackstampError, ImportError):

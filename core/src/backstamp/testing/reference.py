@@ -47,7 +47,7 @@ def relative_error(answer: Tensor, truth: Tensor) -> float:
     """The norm of the difference over the norm of the truth; NaN in the answer gives NaN, which passes no bound."""
     answer, truth = answer.double().cpu(), truth.double().cpu()
     scale = truth.norm().item()
-    return ((answer - truth).norm() / (scale if scale > 0 else 1.0)).item()
+    return float((answer - truth).norm() / (scale if scale > 0 else 1.0))
 
 
 def row_pages(index: KVIndex, row: int, kv_len: int) -> list[int]:
@@ -139,7 +139,9 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, layer: Lay
     if layer.softcap:
         logits = layer.softcap * torch.tanh(logits / layer.softcap)
     if layer.alibi is not None:
-        distance = torch.arange(keys.shape[0])[None, :] - (torch.arange(q.shape[0]) + keys.shape[0] - q.shape[0])[:, None]
+        distance = (
+            torch.arange(keys.shape[0])[None, :] - (torch.arange(q.shape[0]) + keys.shape[0] - q.shape[0])[:, None]
+        )
         logits = logits + layer.alibi.double().cpu()[None, :, None] * distance[:, None, :]
     logits = logits.masked_fill(~visible[:, None, :], float("-inf"))
     lse = torch.logsumexp(logits, dim=-1)

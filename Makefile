@@ -1,0 +1,37 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv on its first run and installs nothing
+# on its second.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	$(BIN)/backstamp demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy core/src/backstamp $(wildcard plugins/*/src/*/plugin.py)
+	for module in $(subst /,,$(dir $(patsubst plugins/%,%,$(wildcard plugins/*/pyproject.toml)))); do \
+	  $(BIN)/backstamp declare --check backstamp_$$module.plugin || exit 1; done
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/registry.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.demo: requirements/demo.txt $(PACKAGES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/demo.txt
+	touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.demo
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/dev.txt
+	touch $@

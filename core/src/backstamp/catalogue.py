@@ -1,0 +1,175 @@
+"""Fourth step of the flow: every plugin's declarations as one immutable snapshot.
+
+In: a `Discovery`. Out: a `Catalogue` of rows, aliases, conflicts and failures, the same whatever the discovery order.
+A conflict poisons the one name two distributions claim and names both; every other name stays usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from backstamp.declarations import Alias, Offer, Slot
+from backstamp.discovery import Discovery, Failure, Found
+from backstamp.errors import DeclarationError
+from backstamp.plan import PluginRef
+from backstamp.soundness import faults_of
+
+__all__ = ["FIRST_PARTY", "AliasRow", "Catalogue", "Conflict", "Row", "build_catalogue"]
+
+#: Distributions that own the first-party names, so that "not installed" can say what to install.
+FIRST_PARTY: Final[Mapping[str, str]] = {
+    "torch_native": "backstamp-cpu",
+    "flex_attention": "backstamp-cpu",
+    "intel_amx": "backstamp-cpu",
+    "triton": "backstamp-triton",
+    "flashinfer": "backstamp-flashinfer",
+    "fa3": "backstamp-fa3",
+    "fa4": "backstamp-fa3",
+    "trtllm_mha": "backstamp-trtllm",
+    "xqa": "backstamp-trtllm",
+    "fmha_v2": "backstamp-trtllm",
+    "trtllm_mla": "backstamp-trtllm",
+    "cutedsl_mla": "backstamp-trtllm",
+    "tokenspeed_mla": "backstamp-trtllm",
+    "dsa": "backstamp-dsa",
+    "nsa": "backstamp-dsa",
+    "dsv4": "backstamp-dsa",
+    "flashmla": "backstamp-dsa",
+    "hybrid_linear_attn": "backstamp-linear-attn",
+    "aiter": "backstamp-aiter",
+    "ascend": "backstamp-ascend",
+}
+
+
+class Row(NamedTuple):
+    """One offer and the plugin that declares it."""
+
+    offer: Offer
+    plugin: PluginRef
+
+
+class AliasRow(NamedTuple):
+    """One alias and the plugin that declares it."""
+
+    alias: Alias
+    plugin: PluginRef
+
+
+class Conflict(NamedTuple):
+    """A name that more than one distribution claims."""
+
+    name: str
+    slot: Slot
+    distributions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All declarations and all failures of one process, frozen.
+
+    `rows` are grouped by (slot, kernel) in name order; `aliases` by (slot, key). Poisoned names are in `conflicts`
+    and nowhere else.
+    """
+
+    rows: Mapping[tuple[Slot, str], tuple[Row, ...]] = field(default_factory=dict)
+    aliases: Mapping[tuple[Slot, str], AliasRow] = field(default_factory=dict)
+    conflicts: Mapping[tuple[Slot, str], Conflict] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    found: tuple[Found, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def keys(self, slot: Slot) -> tuple[str, ...]:
+        """Every key an operator may type for a slot: kernel names and alias names."""
+        kernels = [kernel for at, kernel in self.rows if at == slot]
+        return tuple(sorted({*kernels, *(key for at, key in self.aliases if at == slot)}))
+
+    def owner(self, key: str, slot: Slot) -> PluginRef | None:
+        """The plugin that declares a key, if one does."""
+        if (slot, key) in self.aliases:
+            return self.aliases[slot, key].plugin
+        rows = self.rows.get((slot, key))
+        return rows[0].plugin if rows else None
+
+    def failure_of(self, name: str) -> Failure | None:
+        """The failed plugin known to own a name, if one does."""
+        for failure in self.failures:
+            if name in failure.names or FIRST_PARTY.get(name) == failure.plugin.distribution:
+                return failure
+        return None
+
+    def is_alias_only(self, name: str, slot: Slot) -> bool:
+        """Whether a name is a key but no kernel: such a name is never a stamp."""
+        return (slot, name) in self.aliases and (slot, name) not in self.rows
+
+
+def build_catalogue(discovery: Discovery) -> Catalogue:
+    """Check every plugin's rows and join them; a plugin with faulty rows becomes a failure listing all its faults."""
+    sound: list[Found] = []
+    failures = list(discovery.failures)
+    for found in discovery.found:
+        faults = faults_of(found.declared, found.packages)
+        if faults:
+            failures.append(_faulty(found, faults))
+        else:
+            sound.append(found)
+    rows = _collect_rows(sound)
+    aliases = _collect_aliases(sound)
+    conflicts = {key: _conflict(key, owners) for key, owners in _owners(sound).items() if len(owners) > 1}
+    return Catalogue(
+        rows={key: tuple(rows[key]) for key in sorted(rows) if key not in conflicts},
+        aliases={key: aliases[key] for key in sorted(aliases) if key not in conflicts},
+        conflicts={key: conflicts[key] for key in sorted(conflicts)},
+        failures=tuple(sorted(failures, key=lambda failure: failure.plugin)),
+        found=tuple(sorted(sound, key=lambda item: item.plugin)),
+        notes=discovery.notes,
+    )
+
+
+def _faulty(found: Found, faults: list[str]) -> Failure:
+    who = f"plugin {found.plugin.name} ({found.plugin.distribution} {found.plugin.version})"
+    error = DeclarationError(
+        who, needed="declarations that hold together", found="; ".join(faults), fix="Correct plugin.py and declare anew"
+    )
+    kernels = {offer.kernel for offer in found.declared.offers}
+    keys = {alias.key for alias in found.declared.aliases}
+    return Failure(
+        plugin=found.plugin,
+        entry=found.module,
+        cause=f"DeclarationError: {'; '.join(faults)}",
+        error=error,
+        names=frozenset({found.plugin.name, *kernels, *keys}),
+    )
+
+
+def _collect_rows(sound: Iterable[Found]) -> dict[tuple[Slot, str], list[Row]]:
+    rows: dict[tuple[Slot, str], list[Row]] = {}
+    for found in sorted(sound, key=lambda item: item.plugin):
+        for offer in found.declared.offers:
+            rows.setdefault((offer.slot, offer.kernel), []).append(Row(offer, found.plugin))
+    return rows
+
+
+def _collect_aliases(sound: Iterable[Found]) -> dict[tuple[Slot, str], AliasRow]:
+    aliases: dict[tuple[Slot, str], AliasRow] = {}
+    for found in sorted(sound, key=lambda item: item.plugin):
+        for alias in found.declared.aliases:
+            aliases.setdefault((alias.slot, alias.key), AliasRow(alias, found.plugin))
+    return aliases
+
+
+def _owners(sound: Iterable[Found]) -> dict[tuple[Slot, str], set[str]]:
+    """Which distributions claim each name; an alias and a kernel of one name are one claim to it."""
+    owners: dict[tuple[Slot, str], set[str]] = {}
+    for found in sound:
+        names = [(offer.slot, offer.kernel) for offer in found.declared.offers]
+        names += [(alias.slot, alias.key) for alias in found.declared.aliases]
+        for name in names:
+            owners.setdefault(name, set()).add(found.plugin.distribution)
+    return owners
+
+
+def _conflict(key: tuple[Slot, str], owners: set[str]) -> Conflict:
+    slot, name = key
+    return Conflict(name, slot, tuple(sorted(owners)))

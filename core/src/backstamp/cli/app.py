@@ -1,0 +1,37 @@
+"""The commands of `backstamp` and how a refusal becomes an exit status.
+
+In: arguments. Out: one command run; exit 0 done, 1 refused or violations found, 2 usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from backstamp.cli import demo, inspect_commands, resolve_commands
+from backstamp.cli.console import print_error
+from backstamp.errors import BackstampError, BadInput
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="backstamp",
+    help="A plugin registry for attention kernels: what runs here, why, and what was really built.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+resolve_commands.add_to(app)
+inspect_commands.add_to(app)
+demo.add_to(app)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run one command line and exit with its status."""
+    try:
+        app(list(arguments), prog_name="backstamp")
+    except BackstampError as error:
+        print_error(error, "--json" in arguments)
+        raise SystemExit(2 if isinstance(error, BadInput) else 1) from None

@@ -1,0 +1,105 @@
+"""How answers look: tables that fit 80 columns, JSON, and errors in their five parts.
+
+In: values of the library. Out: text on a stream. Every string that came from a plugin, a file or an exception is
+printed as text, never read as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from backstamp.errors import BackstampError
+from backstamp.plan import Plan
+from backstamp.text import plain
+
+__all__ = ["print_error", "print_json", "print_plan", "print_table", "say"]
+
+
+def say(text: str, style: str = "") -> None:
+    """One line of text, wrapped at the terminal's width."""
+    _console().print(Text(text, style=style))
+
+
+def print_json(value: object) -> None:
+    """JSON on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """A table; cells are text, wrapped where the terminal is narrow."""
+    table = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold", header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in row))
+    _console().print(table)
+
+
+def print_error(error: BackstampError, as_json: bool) -> None:
+    """A refusal: JSON on standard output for tools, else its parts on standard error, one a line."""
+    if as_json:
+        print_json(error.as_json())
+        return
+    console = Console(stderr=True, highlight=False)
+    parts = [
+        ("", f"{error.who}: needs {error.needed}"),
+        ("got", error.found),
+        ("also considered", error.considered),
+        ("what to do", error.fix),
+    ]
+    for label, text in parts:
+        if not text:
+            continue
+        lines = text.split("; ") if label == "also considered" else [text]
+        for line in lines:
+            head = f"{label}: " if label else ""
+            console.print(Text("  " * bool(label)) + Text(head, style="bold") + Text(plain(line)), soft_wrap=False)
+
+
+def print_plan(plan: Plan, verdicts: bool = True) -> None:
+    """A plan: its phases, then why the other kernels were refused, then warnings and losses."""
+    say(
+        f"{plan.role} {plan.model} on {plan.host}: page size {plan.page_size} ({plan.page_size_source}), "
+        f"KV {plan.kv_dtype} {dict(plan.layouts)['attention']}, digest {plan.digest[:12]}"
+    )
+    rows: list[tuple[str, ...]] = []
+    for row in plan.phases:
+        library = f"{row.library.distribution} {row.library.version or '(assumed)'}" if row.library else ""
+        asked = f"{row.requested} ({row.setting})" if row.requested else "-"
+        rows.append((row.phase, asked, row.kernel or "-", library, row.source))
+    if plan.linear is not None:
+        for row in (plan.linear.decode, plan.linear.prefill, plan.linear.verify):
+            rows.append((f"linear {row.phase}", row.requested or "-", row.kernel or "-", "", row.source))
+    print_table(("phase", "asked", "kernel", "library", "source"), rows)
+    if verdicts:
+        _print_refusals(plan)
+    for loss in plan.losses:
+        better = f"; {loss.alternative} would not" if loss.alternative else ""
+        say(f"loss ({loss.code}): {loss.phase} {loss.kernel}: {loss.cost}{better}", "yellow")
+    for warning in plan.warnings:
+        say(f"{warning.code}: {warning.text}", "yellow")
+
+
+def _print_refusals(plan: Plan) -> None:
+    """Each refused kernel once per reason, with the phases it was refused for."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in plan.phases:
+        for verdict in row.verdicts:
+            if not verdict.accepted:
+                reasons.setdefault((verdict.kernel, verdict.message), []).append(row.phase)
+    if reasons:
+        say("")
+        rows = [(kernel, ", ".join(phases), why) for (kernel, why), phases in reasons.items()]
+        print_table(("refused", "for", "because it"), rows)
+
+
+def _console() -> Console:
+    return Console(highlight=False)

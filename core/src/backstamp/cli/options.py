@@ -1,0 +1,156 @@
+"""The flags every resolving command shares, written once.
+
+In: parsed flags. Out: the library's `Launch`, `EngineFacts`, `ModelFacts` and `HostFacts`. A command takes one
+parameter annotated `Flags`; `with_flags` shows typer its fields as the command's own options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_type_hints
+
+import typer
+
+from backstamp.declarations import Role
+from backstamp.engine import EngineFacts, load_engine
+from backstamp.errors import BadInput
+from backstamp.host import HostFacts, load_host, this_host
+from backstamp.launch import Launch, Policy, Requests, make_launch
+from backstamp.model import ModelFacts, default_model, load_model
+
+__all__ = ["AsJson", "Flags", "with_flags"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for tools.")]
+
+_KEY = "Backends by phase"
+_SUB = "Linear and sparse backends"
+_SPEC = "Speculation"
+_CACHE = "Cache and launch"
+_WHAT = "What to resolve for"
+
+
+def _key(flag: str, text: str, panel: str = _KEY) -> object:
+    return typer.Option(flag, metavar="KEY", help=text, rich_help_panel=panel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """One launch as the command line spells it."""
+
+    attention_backend: Annotated[str | None, _key("--attention-backend", "Both halves.")] = None
+    prefill_attention_backend: Annotated[str | None, _key("--prefill-attention-backend", "Prefill half.")] = None
+    decode_attention_backend: Annotated[str | None, _key("--decode-attention-backend", "Decode half.")] = None
+    verify_attention_backend: Annotated[str | None, _key("--verify-attention-backend", "Verify phase.")] = None
+    draft_attention_backend: Annotated[str | None, _key("--draft-attention-backend", "Every draft phase.")] = None
+    linear_attn_backend: Annotated[str | None, _key("--linear-attn-backend", "Linear slot.", _SUB)] = None
+    linear_attn_prefill_backend: Annotated[str | None, _key("--linear-attn-prefill-backend", "Its prefill.", _SUB)] = (
+        None
+    )
+    linear_attn_decode_backend: Annotated[str | None, _key("--linear-attn-decode-backend", "Its decode.", _SUB)] = None
+    linear_attn_verify_backend: Annotated[str | None, _key("--linear-attn-verify-backend", "Its verify.", _SUB)] = None
+    dsa_prefill_backend: Annotated[str | None, _key("--dsa-prefill-backend", "Kernel inside dsa, prefill.", _SUB)] = (
+        None
+    )
+    dsa_decode_backend: Annotated[str | None, _key("--dsa-decode-backend", "Kernel inside dsa, decode.", _SUB)] = None
+    speculative_algorithm: Annotated[
+        str | None, typer.Option(help="Any name switches speculation on.", rich_help_panel=_SPEC, metavar="NAME")
+    ] = None
+    speculative_attention_mode: Annotated[
+        str | None, typer.Option(help="Half that verifies: prefill or decode.", rich_help_panel=_SPEC, metavar="HALF")
+    ] = None
+    speculative_num_steps: Annotated[int | None, typer.Option(help="Draft steps.", rich_help_panel=_SPEC)] = None
+    speculative_topk: Annotated[int | None, typer.Option(help="Branches a step.", rich_help_panel=_SPEC)] = None
+    page_size: Annotated[int | None, typer.Option(help="KV page size in tokens.", rich_help_panel=_CACHE)] = None
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, bf16, fp8_e4m3 ...", rich_help_panel=_CACHE)] = None
+    chunked_prefill_size: Annotated[
+        int | None, typer.Option(help="Prefill chunk in tokens, -1 off.", rich_help_panel=_CACHE)
+    ] = None
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic", help="Same bits in any batch.", rich_help_panel=_CACHE)
+    ] = None
+    tp_size: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel=_CACHE)] = None
+    dcp_size: Annotated[int | None, typer.Option(help="Decode-context-parallel size.", rich_help_panel=_CACHE)] = None
+    bypass: Annotated[
+        list[str] | None, typer.Option(help="Check to skip, e.g. companion; goes on the stamp.", metavar="CODE")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Lost, changed or failed choices are errors.")] = False
+    device: Annotated[
+        str | None, typer.Option(help="cuda, rocm, npu, musa, xpu or cpu, of this machine.", rich_help_panel=_WHAT)
+    ] = None
+    engine: Annotated[str | None, typer.Option(help="Engine facts.", rich_help_panel=_WHAT, metavar="FILE")] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model config.json; default a Llama 3.1 8B.", rich_help_panel=_WHAT, metavar="FILE"),
+    ] = None
+    draft_model: Annotated[
+        str | None, typer.Option(help="Draft config.json.", rich_help_panel=_WHAT, metavar="FILE")
+    ] = None
+    role: Annotated[Literal["target", "draft"], typer.Option(help="Runner.", rich_help_panel=_WHAT)] = "target"
+    host: Annotated[
+        str | None,
+        typer.Option(help="Named or recorded host; default this machine.", rich_help_panel=_WHAT, metavar="HOST"),
+    ] = None
+
+    def launch(self, role: Role | None = None) -> Launch:
+        """The launch these flags ask for; a draft model switches speculation on."""
+        asked = {item.name: getattr(self, item.name) for item in dataclasses.fields(Requests)}
+        if self.draft_model is not None and asked["speculative_algorithm"] is None:
+            asked["speculative_algorithm"] = "STANDALONE"
+        policy = Policy(strict=self.strict, bypass=frozenset(self.bypass or ()))
+        return make_launch(Requests(**asked), policy=policy, role=role if role is not None else self.role)
+
+    def engine_facts(self) -> EngineFacts:
+        """The engine's facts, from a file or permissive."""
+        return load_engine(self.engine) if self.engine is not None else EngineFacts()
+
+    def host_facts(self) -> HostFacts:
+        """The host asked about."""
+        if self.host is not None:
+            facts = load_host(self.host)
+            if self.device is not None and self.device != facts.device:
+                raise BadInput(
+                    "--device", needed=f"{facts.device}, the device of host {facts.name}", found=repr(self.device)
+                )
+            return facts
+        return this_host(self.device)
+
+    def target_model(self) -> ModelFacts:
+        """The model of `--model`."""
+        return load_model(self.model) if self.model is not None else default_model()
+
+    def runner_model(self) -> ModelFacts:
+        """The model of the runner asked about."""
+        if self.role == "draft" and self.draft_model is not None:
+            return load_model(self.draft_model)
+        return self.target_model()
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's `flags: Flags` parameter by the fields of `Flags`, as typer reads signatures."""
+    names = [item.name for item in dataclasses.fields(Flags)]
+
+    @functools.wraps(command)
+    def spread(**given: object) -> None:
+        own = {name: value for name, value in given.items() if name not in names}
+        command(flags=Flags(**{name: given[name] for name in names}), **own)  # type: ignore[arg-type]
+
+    hints = get_type_hints(command, include_extras=True)
+    of_flags = get_type_hints(Flags, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "flags"
+    ]
+    parameters += [
+        inspect.Parameter(
+            item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=of_flags[item.name]
+        )
+        for item in dataclasses.fields(Flags)
+    ]
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread

@@ -1,0 +1,91 @@
+"""`resolve`, `explain` and `build`: one launch, its plan, and the stamps of what the plan builds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from backstamp.catalogue import Catalogue, build_catalogue
+from backstamp.cli.console import print_json, print_plan, print_table, say
+from backstamp.cli.options import AsJson, Flags, with_flags
+from backstamp.construction import build
+from backstamp.discovery import discover
+from backstamp.errors import BadInput
+from backstamp.explanation import explain_key
+from backstamp.hostfit import compile_for
+from backstamp.plan import Plan
+from backstamp.reports import built_report
+from backstamp.resolution import resolve_on
+from backstamp.testing.fakes import FakeRunner, recording_factory
+
+__all__ = ["add_to"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command(name="resolve")(with_flags(_resolve))
+    app.command(name="explain")(with_flags(_explain))
+    app.command(name="build")(with_flags(_build))
+
+
+def _resolve(flags: Flags, as_json: AsJson = False) -> None:
+    """Print the plan of one runner: kernel, library and reason for every phase."""
+    plan, _ = _plan(flags)
+    if as_json:
+        print_json(plan.as_json())
+    else:
+        print_plan(plan)
+
+
+def _explain(
+    flags: Flags, key: Annotated[str, typer.Argument(metavar="KEY", help="A key or kernel.")], as_json: AsJson = False
+) -> None:
+    """Print what KEY comes to in each of the five phases, and the flag that sets it."""
+    host = compile_for(build_catalogue(discover()), flags.host_facts())
+    model = flags.runner_model()
+    answers = explain_key(host, flags.launch(), flags.engine_facts(), model, key)
+    if as_json:
+        print_json({"key": key, "host": host.host.name, "model": model.name, "phases": [a.as_json() for a in answers]})
+        return
+    say(f"{key} on {host.host.name} for {model.describe()}")
+    rows = [(answer.phase, answer.kernel or "refused", answer.setting) for answer in answers]
+    print_table(("phase", "kernel", "set with"), rows)
+    reasons = dict.fromkeys(answer.reason for answer in answers if answer.kernel is None)
+    for reason in reasons:
+        say(reason, "yellow")
+
+
+def _build(
+    flags: Flags,
+    fake: Annotated[bool, typer.Option("--fake", help="Build with recording fakes, on any machine.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build the plan of one runner and print the stamps read back from the objects and their steps."""
+    if not fake:
+        raise BadInput(
+            "build", needed="--fake", found="no runner to build for", fix="An engine builds for real: backstamp.build"
+        )
+    plan, catalogue = _plan(flags)
+    backends = build(plan, FakeRunner(), catalogue, load=recording_factory)
+    report = built_report(backends)
+    if as_json:
+        print_json(report)
+        return
+    print_plan(plan, verdicts=False)
+    rows = []
+    for phase in plan.running:
+        record = report["phases"][phase.phase]
+        steps = f"{len(record['steps'])} x {', '.join(dict.fromkeys(record['steps']))}" if record["steps"] else "-"
+        rows.append((phase.phase, record["kernel"] or "", phase.plugin.distribution if phase.plugin else "", steps))
+    print_table(("phase", "stamp", "distribution", "steps"), rows, title="Stamps read from the built objects")
+
+
+def _plan(flags: Flags) -> tuple[Plan, Catalogue]:
+    catalogue = build_catalogue(discover())
+    host = compile_for(catalogue, flags.host_facts())
+    engine = flags.engine_facts()
+    target = None
+    if flags.role == "draft" and flags.draft_model is not None:
+        target = resolve_on(host, flags.launch("target"), engine, flags.target_model())
+    return resolve_on(host, flags.launch(), engine, flags.runner_model(), role=flags.role, target=target), catalogue

@@ -1,0 +1,94 @@
+"""What an engine supplies and needs, as facts: the inputs it hands a kernel, its caches, its graphs.
+
+In: an adapter's own statement, or a JSON file (`--engine FILE`). Out: a frozen `EngineFacts`. It never inspects a
+running engine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Final
+
+from backstamp.declarations import GRAPH_LEVELS, GraphLevel
+from backstamp.errors import BadInput
+
+__all__ = ["EngineFacts", "load_engine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """One engine.
+
+    Attributes:
+        name: for messages.
+        index_forms: KV index forms it can build ("page_table", "csr", "indirect").
+        kv_forms: "paged", "ragged".
+        inputs: extra inputs it supplies ("host_lens", "token_rows").
+        mask_formats: masks it can hand over ("2d", "4d_bool"); causal kernels need none.
+        layouts: KV layout ids its caches can have.
+        graph: the CUDA-graph level it would like to capture decode at.
+        replay_hook: whether it can run host code before a graph replay; without it only `plan: device` fits.
+        prefix_cache: whether prefill attends over tokens cached by earlier requests or chunks.
+        page_size: the page size of its cache where that is fixed, else None.
+    """
+
+    name: str = "any engine"
+    index_forms: frozenset[str] = frozenset({"page_table", "csr", "indirect"})
+    kv_forms: frozenset[str] = frozenset({"paged", "ragged"})
+    inputs: frozenset[str] = frozenset({"host_lens", "token_rows"})
+    mask_formats: frozenset[str] = frozenset()
+    layouts: frozenset[str] = frozenset({"rows"})
+    graph: GraphLevel = "never"
+    replay_hook: bool = True
+    prefix_cache: bool = True
+    page_size: int | None = None
+
+
+_SETS: Final = ("index_forms", "kv_forms", "inputs", "mask_formats", "layouts")
+
+
+def load_engine(path: str) -> EngineFacts:
+    """Read engine facts from a JSON object whose keys are the fields of `EngineFacts`.
+
+    Raises:
+        BadInput: the file is missing, is not a JSON object, or a field is unknown or of the wrong type.
+    """
+    who = f"engine file {path}"
+    try:
+        data = json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as cause:
+        raise BadInput(who, needed="a readable JSON file", found=str(cause)) from cause
+    if not isinstance(data, dict):
+        raise BadInput(who, needed="a JSON object", found=type(data).__name__)
+    known = [item.name for item in fields(EngineFacts)]
+    for name, value in data.items():
+        _check_field(who, known, name, value)
+    facts = EngineFacts()
+    for name, value in data.items():
+        facts = _with_field(facts, name, value)
+    return facts
+
+
+def _with_field(facts: EngineFacts, name: str, value: object) -> EngineFacts:
+    changes = {name: frozenset(value) if isinstance(value, list) else value}
+    return replace(facts, **changes)  # type: ignore[arg-type]
+
+
+def _check_field(who: str, known: list[str], name: str, value: object) -> None:
+    if name not in known:
+        raise BadInput(who, needed=f"fields among {', '.join(known)}", found=repr(name))
+    if name in _SETS:
+        sound, needed = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of words"
+    elif name == "graph":
+        sound, needed = value in GRAPH_LEVELS, "one of " + ", ".join(GRAPH_LEVELS)
+    elif name == "name":
+        sound, needed = isinstance(value, str), "a word"
+    elif name == "page_size":
+        sound = value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+        needed = "a whole number >= 1 or null"
+    else:
+        sound, needed = isinstance(value, bool), "true or false"
+    if not sound:
+        raise BadInput(f"{who}, field {name}", needed=needed, found=repr(value))

@@ -1,0 +1,218 @@
+"""Fifth step of the flow: the catalogue compiled for one host, so that a resolve only compares what a launch changes.
+
+In: a `Catalogue` and `HostFacts`. Out: a `HostCatalogue`: each row with its facts as plain sets and, where this host
+already settles it, its refusal. Two kinds are kept apart because aliases treat them differently: what the machine is
+(device, arch, CPU features, runtimes) and what is installed on it (libraries, versions, companions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from backstamp.catalogue import Catalogue, Row
+from backstamp.declarations import ANY, GRAPH_LEVELS, Offer, Slot
+from backstamp.host import HostFacts
+from backstamp.plan import LibraryRef, PluginRef
+
+__all__ = ["INSTALLATION", "HostCatalogue", "HostRow", "Refusal", "compile_for"]
+
+
+class Refusal(NamedTuple):
+    """Why one row does not fit; `depth` is how far it came, and a kernel's deepest refusal is the one worth telling."""
+
+    depth: int
+    code: str
+    field: str
+    wanted: str
+    have: str
+
+
+#: Refusal codes that mean "the machine would do, its installation does not".
+INSTALLATION = frozenset({"library_missing", "library_version", "library_unknown", "companion", "not_installed"})
+_INSTALL_DEPTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRow:
+    """One row as this host sees it (`index` in its kernel's rows): sets and numbers, ready to compare."""
+
+    index: int
+    offer: Offer
+    plugin: PluginRef
+    library: LibraryRef | None
+    refusal: Refusal | None
+    installation: Refusal | None
+    assumed: bool
+    interpreted: bool
+    phases: frozenset[str]
+    dims: frozenset[tuple[int, int]] | None
+    graph: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCatalogue:
+    """A catalogue compiled for one host: `kernels` by slot, then by name, each with its rows in declared order."""
+
+    host: HostFacts
+    catalogue: Catalogue
+    kernels: Mapping[Slot, Mapping[str, tuple[HostRow, ...]]]
+
+
+def compile_for(catalogue: Catalogue, host: HostFacts) -> HostCatalogue:
+    """Settle everything about every row that only the host decides."""
+    installed = None if host.libraries is None else dict(host.libraries)
+    runtimes = dict(host.runtimes)
+    kernels: dict[Slot, dict[str, tuple[HostRow, ...]]] = {"attention": {}, "linear": {}}
+    for (slot, kernel), rows in catalogue.rows.items():
+        kernels[slot][kernel] = tuple(
+            _host_row(index, row, host, installed, runtimes) for index, row in enumerate(rows)
+        )
+    return HostCatalogue(host=host, catalogue=catalogue, kernels=kernels)
+
+
+def _host_row(
+    index: int, row: Row, host: HostFacts, installed: dict[str, str] | None, runtimes: dict[str, str]
+) -> HostRow:
+    offer = row.offer
+    interpreted = _is_interpreted(offer, host)
+    refusal = None if interpreted else _machine_refusal(offer, host, runtimes)
+    library, installation = _installation(offer, installed)
+    open_dims = offer.head_dims == ANY
+    dims = frozenset((dim, dim) if isinstance(dim, int) else _pair(dim) for dim in offer.head_dims if dim != "any")
+    return HostRow(
+        index=index,
+        offer=offer,
+        plugin=row.plugin,
+        library=library,
+        refusal=refusal,
+        installation=installation,
+        assumed=installed is None and bool(offer.requires),
+        interpreted=interpreted,
+        phases=offer.all_phases,
+        dims=None if open_dims else dims,
+        graph=GRAPH_LEVELS.index(offer.graph),
+    )
+
+
+def _pair(dim: tuple[int, int] | str) -> tuple[int, int]:
+    assert not isinstance(dim, str), dim
+    return dim
+
+
+def _is_interpreted(offer: Offer, host: HostFacts) -> bool:
+    """Triton's interpreter runs a Triton row on the CPU; the first GPU row stands for all of them."""
+    if not host.triton_interpreter or host.device != "cpu" or offer.device != "cuda":
+        return False
+    return any(_library_name(text) == "triton" for text in offer.requires)
+
+
+def _machine_refusal(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -> Refusal | None:
+    if offer.device not in ("any", host.device):
+        return Refusal(0, "device", "device", offer.device, _device_words(host))
+    if not arch_fits(offer, host.arch):
+        wanted = (
+            ", ".join(offer.archs) + {"no": "", "major": " or a newer minor", "any": " or newer"}[offer.forward_archs]
+        )
+        return Refusal(1, "arch", "arch", arch_words(wanted, host.device), arch_words(host.arch, host.device))
+    missing = offer.cpu_features - host.cpu_features
+    if missing:
+        have = ", ".join(sorted(host.cpu_features)) or "none known"
+        return Refusal(2, "cpu_feature", "cpu_features", f"CPU features {', '.join(sorted(missing))}", have)
+    for text in offer.runtimes:
+        refusal = _runtime_refusal(text, runtimes)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def arch_fits(offer: Offer, arch: str) -> bool:
+    """Whether an arch is listed, or claimed by forward compatibility."""
+    if offer.archs == ANY or arch in offer.archs:
+        return True
+    version = _capability(arch)
+    listed = [capability for capability in map(_capability, offer.archs) if capability is not None]
+    if version is None or not listed or offer.forward_archs == "no":
+        return False
+    if offer.forward_archs == "any":
+        return version >= min(listed)
+    return any(version[0] == major and version[1] >= minor for major, minor in listed)
+
+
+def arch_words(archs: str, device: str) -> str:
+    """Archs as people say them: the capability with its SM name on CUDA."""
+    if device != "cuda":
+        return archs
+    first = _capability(archs)
+    return f"SM{first[0]}{first[1]} ({archs})" if first is not None else f"capability {archs}"
+
+
+def _capability(arch: str) -> tuple[int, int] | None:
+    major, dot, minor = arch.partition(".")
+    return (int(major), int(minor)) if dot and major.isdigit() and minor.isdigit() else None
+
+
+def _device_words(host: HostFacts) -> str:
+    return f"{host.device} ({host.arch})" if host.device != "cpu" else "cpu"
+
+
+def _runtime_refusal(text: str, runtimes: dict[str, str]) -> Refusal | None:
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    have = runtimes.get(requirement.name)
+    if have is None or not requirement.specifier.contains(have, prereleases=True):
+        return Refusal(
+            3, "runtime", f"runtimes.{requirement.name}", text, have or f"no {requirement.name} version known"
+        )
+    return None
+
+
+def _installation(offer: Offer, installed: dict[str, str] | None) -> tuple[LibraryRef | None, Refusal | None]:
+    """The library that goes on the stamp, and what is wrong with what is installed."""
+    if not offer.requires:
+        return None, None
+    first = _library_name(offer.requires[0])
+    if installed is None:
+        return LibraryRef(first, None), None
+    library = LibraryRef(first, installed.get(first))
+    for text in offer.requires:
+        refusal = _library_refusal(text, installed)
+        if refusal is not None:
+            return library, refusal
+    for companion in offer.companions:
+        have = installed.get(companion)
+        if have is not None and have != library.version:
+            wanted = f"{companion} {library.version} beside {first} {library.version}"
+            return library, Refusal(_INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
+    return library, None
+
+
+def _library_refusal(text: str, installed: dict[str, str]) -> Refusal | None:
+    from packaging.requirements import Requirement
+    from packaging.version import InvalidVersion, Version
+
+    requirement = Requirement(text)
+    name = _library_name(text)
+    have = installed.get(name)
+    if have is None:
+        return Refusal(_INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
+    try:
+        version = Version(have)
+    except InvalidVersion:
+        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
+    if version.public == "0.0.0":
+        # build systems write 0.0.0+unknown where they could not find the version
+        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
+    # a local or pre-release build of a good version is that version
+    if not requirement.specifier.contains(version.public, prereleases=True):
+        return Refusal(_INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
+    return None
+
+
+def _library_name(text: str) -> str:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(Requirement(text).name)

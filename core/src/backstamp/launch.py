@@ -1,0 +1,228 @@
+"""Second step of the flow: what the operator, the embedding framework and the model family asked for, as one `Launch`.
+
+In: up to three `Requests`, ranked operator > embedder > family. Out: a frozen `Launch` whose every value knows who
+asked and through which flag, and one `Policy`. A launch never hands out the base attention field alone: callers ask
+for the request of a half or of a phase, and unset stays unset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
+
+from backstamp.declarations import Half, Phase, Role
+from backstamp.errors import BadInput
+
+__all__ = ["FLAGS", "SOURCES", "Launch", "Policy", "Request", "Requests", "Source", "make_launch"]
+
+Source = Literal["operator", "embedder", "family"]
+#: Who may ask, strongest first.
+SOURCES: Final[tuple[Source, ...]] = ("operator", "embedder", "family")
+_DEFAULT_STEPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """What one source asked for; None is unset. Keys may be written `distribution:name`.
+
+    Raises:
+        BadInput: a number out of range or an unknown word, naming the flag.
+    """
+
+    attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    verify_attention_backend: str | None = None
+    draft_attention_backend: str | None = None
+    linear_attn_backend: str | None = None
+    linear_attn_prefill_backend: str | None = None
+    linear_attn_decode_backend: str | None = None
+    linear_attn_verify_backend: str | None = None
+    dsa_prefill_backend: str | None = None
+    dsa_decode_backend: str | None = None
+    speculative_algorithm: str | None = None
+    speculative_attention_mode: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_topk: int | None = None
+    page_size: int | None = None
+    kv_cache_dtype: str | None = None
+    chunked_prefill_size: int | None = None
+    deterministic: bool | None = None
+    tp_size: int | None = None
+    dcp_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("speculative_topk", "page_size", "tp_size", "dcp_size"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("speculative_num_steps", self.speculative_num_steps, 0)
+        # -1 is the field's word for chunked prefill switched off
+        _at_least("chunked_prefill_size", self.chunked_prefill_size, -1)
+        if self.speculative_attention_mode not in (None, "prefill", "decode"):
+            raise BadInput(
+                FLAGS["speculative_attention_mode"],
+                needed="prefill or decode",
+                found=repr(self.speculative_attention_mode),
+                fix="To choose the verify kernel itself, use --verify-attention-backend",
+            )
+        for name in _KEYS:
+            key = getattr(self, name)
+            if key is not None and not key.strip():
+                raise BadInput(
+                    FLAGS[name], needed="a key", found=repr(key), fix="Leave the flag out to resolve by auto"
+                )
+
+
+#: The flag of every request, as the command line spells it.
+FLAGS: Final[Mapping[str, str]] = {item.name: "--" + item.name.replace("_", "-") for item in fields(Requests)}
+_KEYS: Final = tuple(name for name in FLAGS if name.endswith("_backend"))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One value somebody asked for, who asked, and the flag it came through."""
+
+    value: str
+    source: Source
+    setting: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How strictly a launch is read.
+
+    Attributes:
+        strict: every warning about a lost, changed or failed choice is an error.
+        layers: "uniform" one kernel for all layers of a component, "per_layer" the best for each, "auto" uniform
+            where one kernel can and per layer where none can.
+        allow, deny: distributions that may, or may not, be chosen by `auto`; an empty `allow` allows all.
+        bypass: check codes the operator switched off, recorded on the stamp ("companion", "library_version").
+    """
+
+    strict: bool = False
+    layers: Literal["auto", "uniform", "per_layer"] = "auto"
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    bypass: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything asked for, merged; made by `make_launch`. Phases and halves are read through its methods."""
+
+    policy: Policy = field(default_factory=Policy)
+    keys: Mapping[str, Request] = field(default_factory=dict)
+    speculative_algorithm: str | None = None
+    speculative_attention_mode: str | None = None
+    speculative_num_steps: int = 0
+    speculative_topk: int = 1
+    page_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    chunked_prefill_size: int | None = None
+    deterministic: bool = False
+    tp_size: int = 1
+    dcp_size: int = 1
+
+    @property
+    def speculative(self) -> bool:
+        """Whether a draft proposes tokens in this launch."""
+        return self.speculative_algorithm is not None
+
+    def pair(self) -> tuple[Request | None, Request | None]:
+        """The requests of the prefill and the decode half, split fields first, the base field as fallback."""
+        return self.half("prefill"), self.half("decode")
+
+    def half(self, half: Half) -> Request | None:
+        """The request of one half; None when neither its split field nor the base field was set."""
+        # the only read of the base field: always as the fallback of a half
+        return _strongest(self.keys.get(f"{half}_attention_backend"), self.keys.get("attention_backend"))
+
+    def own(self, phase: Phase, role: Role) -> Request | None:
+        """The request that binds a phase by itself, before halves are inherited or modes followed."""
+        if role == "draft":
+            return self.keys.get("draft_attention_backend")
+        if phase == "verify":
+            return self.keys.get("verify_attention_backend")
+        if phase == "prefill":
+            return self.half("prefill")
+        return self.half("decode") if phase == "decode" else None
+
+    def linear(self, phase: Phase) -> Request | None:
+        """The request of the linear slot in one phase, split fields first."""
+        return _strongest(self.keys.get(f"linear_attn_{phase}_backend"), self.keys.get("linear_attn_backend"))
+
+    def sub_settings(self, prefix: str) -> tuple[Request, ...]:
+        """Requests whose field starts with `prefix`, for example "dsa_"; they need a parent in force."""
+        return tuple(request for name, request in sorted(self.keys.items()) if name.startswith(prefix))
+
+
+def make_launch(
+    operator: Requests,
+    *,
+    embedder: Requests | None = None,
+    family: Requests | None = None,
+    policy: Policy | None = None,
+    role: Role = "target",
+) -> Launch:
+    """Merge what was asked for, strongest source first.
+
+    A draft role implies speculation even when no algorithm was named: there is no other reason to ask about a draft.
+    """
+    sources: tuple[tuple[Source, Requests | None], ...] = (
+        ("operator", operator),
+        ("embedder", embedder),
+        ("family", family),
+    )
+    asked = [(source, requests) for source, requests in sources if requests is not None]
+    keys: dict[str, Request] = {}
+    plain: dict[str, object] = {}
+    for source, requests in asked:
+        for name, flag in FLAGS.items():
+            value = getattr(requests, name)
+            if value is None:
+                continue
+            if name in _KEYS:
+                keys.setdefault(name, Request(value, source, flag))
+            else:
+                plain.setdefault(name, value)
+    algorithm = plain.get("speculative_algorithm", "STANDALONE" if role == "draft" else None)
+    steps = plain.get("speculative_num_steps", _DEFAULT_STEPS if algorithm is not None else 0)
+    return Launch(
+        policy=policy if policy is not None else Policy(),
+        keys=keys,
+        speculative_algorithm=_word(algorithm),
+        speculative_attention_mode=_word(plain.get("speculative_attention_mode")),
+        speculative_num_steps=_number(steps),
+        speculative_topk=_number(plain.get("speculative_topk", 1)),
+        page_size=_number_or_none(plain.get("page_size")),
+        kv_cache_dtype=_word(plain.get("kv_cache_dtype")) or "auto",
+        chunked_prefill_size=_number_or_none(plain.get("chunked_prefill_size")),
+        deterministic=plain.get("deterministic") is True,
+        tp_size=_number(plain.get("tp_size", 1)),
+        dcp_size=_number(plain.get("dcp_size", 1)),
+    )
+
+
+def _strongest(split: Request | None, base: Request | None) -> Request | None:
+    # an operator's base field outranks an embedder's split field; between equals the split field wins
+    if split is None or base is None:
+        return split if base is None else base
+    return split if SOURCES.index(split.source) <= SOURCES.index(base.source) else base
+
+
+def _at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise BadInput(FLAGS[name], needed=f"a whole number >= {least}", found=str(value))
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number_or_none(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int), value
+    return value

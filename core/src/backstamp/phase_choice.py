@@ -1,0 +1,182 @@
+"""Which kernel each attention phase of a runner gets, and how phases follow one another.
+
+In: the facts of one resolve. Out: a `Choice` and a `PhasePlan` for every phase the runner runs. Asked-for phases come
+first, verify follows a half, a draft inherits from its target's half; each rule says so in the plan's `source`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from backstamp.declarations import Half, Phase, Role
+from backstamp.engine import EngineFacts
+from backstamp.errors import ConflictingRequest, NoKernel, NotInstalled, Refused
+from backstamp.hostfit import HostCatalogue, HostRow
+from backstamp.launch import Launch, Request
+from backstamp.measurements import Measurements
+from backstamp.model import ModelFacts
+from backstamp.plan import PhasePlan, Plan, Warn
+from backstamp.questions import Asked, questions_for, running_phases
+from backstamp.selection import Choice, Part, Table, bind_key, phase_plan, rank, table_of
+from backstamp.settle import agree
+
+__all__ = ["HYBRID_KEY", "PhaseWork"]
+
+#: `auto` of a hybrid model's full-attention layers is this key's list.
+HYBRID_KEY: Final = "hybrid_linear_attn"
+
+
+@dataclass(slots=True)
+class PhaseWork:
+    """The phases of one runner, decided in an order that lets later ones follow earlier ones."""
+
+    host: HostCatalogue
+    launch: Launch
+    engine: EngineFacts
+    model: ModelFacts
+    measurements: Measurements | None
+    role: Role
+    target: Plan | None
+    kv_dtype: str
+    chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
+    plans: dict[Phase, PhasePlan] = field(default_factory=dict)
+    warnings: list[Warn] = field(default_factory=list)
+
+    def order(self) -> list[Phase]:
+        """Asked-for phases first, so that `auto` joins them; verify last, because it may follow a half."""
+        phases = running_phases(self.launch, self.role)
+        return sorted(phases, key=lambda phase: (phase == "verify", self.launch.own(phase, self.role) is None))
+
+    def rows(self, phase: Phase | None = None) -> list[HostRow]:
+        """The rows chosen so far, of one phase or of all, decode first because its page size matters most."""
+        order: tuple[Phase, ...] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
+        phases = order if phase is None else (phase,)
+        return [part.row for at in phases if at in self.chosen for part in self.chosen[at][1].parts]
+
+    def decide(self, phase: Phase) -> None:
+        """Choose one phase's kernels and write its row of the plan."""
+        asked = questions_for(phase, "attention", self.launch, self.engine, self.model, self.kv_dtype)
+        if not asked:
+            raise ConflictingRequest(
+                f"model {self.model.name}", needed="at least one attention layer", found="linear layers only"
+            )
+        main = tuple(item for item in asked if item.component == asked[0].component)
+        table = table_of(self.host, phase, "attention", main)
+        request, choice = self._choose(phase, table)
+        self.chosen[phase] = (table, choice)
+        self.warnings += choice.warnings
+        parts = choice.parts + self._other_components(phase, asked[len(main) :])
+        flag = "--draft-attention-backend" if self.role == "draft" else f"--{phase}-attention-backend"
+        self.plans[phase] = phase_plan(table, choice, request, flag, parts)
+
+    def _choose(self, phase: Phase, table: Table) -> tuple[Request | None, Choice]:
+        who = f"{phase.replace('_', ' ')} attention backend"
+        request = self.launch.own(phase, self.role)
+        if request is not None:
+            return request, bind_key(self.host, table, request.value, who, request.source)
+        if phase == "verify":
+            return None, self._verify_follows(table, who)
+        if self.role == "draft":
+            return self._inherit(phase, table, who)
+        return None, self._auto(table, who)
+
+    def _verify_follows(self, table: Table, who: str) -> Choice:
+        """An explicit mode binds to its half; unset is prefill, and decode where prefill's rows refuse verify."""
+        mode = self.launch.speculative_attention_mode
+        half: Half = "decode" if mode == "decode" else "prefill"
+        kernel = self.chosen[half][1].kernel
+        if mode is not None:
+            who = f"{who} (--speculative-attention-mode {mode})"
+            return bind_key(self.host, table, kernel, who, f"mode {mode}")
+        if table.candidates[kernel].refusal is None:
+            return Choice(kernel, table.parts[kernel], "default", (), ())
+        kernel = self.chosen["decode"][1].kernel
+        return bind_key(self.host, table, kernel, f"{who} (default)", "default -> decode")
+
+    def _inherit(self, phase: Phase, table: Table, who: str) -> tuple[Request | None, Choice]:
+        """An unset draft prefers what its target's half asked for or resolved to."""
+        half = self._inherited_half(phase)
+        request = self.launch.half(half)
+        key = request.value if request is not None else None
+        if key is None and self.target is not None:
+            key = self.target.phase(half).kernel
+        if key is None:
+            return None, self._auto(table, who)
+        try:
+            return request, bind_key(self.host, table, key, f"{who} (inherited)", "inherited")
+        except (Refused, NotInstalled) as refusal:
+            choice = self._auto(table, who)
+            text = f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {refusal.needed}"
+            warning = Warn("inherited", f"{text}, got {refusal.found}")
+            return request, choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
+
+    def _inherited_half(self, phase: Phase) -> Half:
+        if phase == "draft_decode":
+            return "decode"
+        follows_decode = phase == "draft_extend" and self.launch.speculative_attention_mode == "decode"
+        return "decode" if follows_decode else "prefill"
+
+    def _auto(self, table: Table, who: str) -> Choice:
+        who = f"{who} (auto)"
+        if self.model.is_hybrid and ("attention", HYBRID_KEY) in self.host.catalogue.aliases:
+            return bind_key(self.host, table, HYBRID_KEY, who, "auto")
+        policy = self.launch.policy
+        if not table.accepted() and policy.layers != "uniform":
+            choice = self._per_layer(table, who)
+            if choice is not None:
+                return choice
+        so_far = self.rows()
+        fits = None
+        if so_far:
+            fits = {
+                name: agree([*so_far, *(part.row for part in table.parts[name])], self.engine)
+                for name in table.accepted()
+            }
+        return rank(
+            self.host,
+            table,
+            who,
+            measurements=self.measurements,
+            fits=fits,
+            policy_allow=policy.allow,
+            policy_deny=policy.deny,
+        )
+
+    def _per_layer(self, table: Table, who: str) -> Choice | None:
+        """The best kernel for each group of like layers, where no kernel serves them all."""
+        groups = [group for asked in table.asked for group in asked.groups]
+        if len(groups) < 2:
+            return None
+        parts: list[Part] = []
+        kernels: list[tuple[bool, str]] = []
+        for group in groups:
+            asked = questions_for(
+                table.phase, "attention", self.launch, self.engine, self.model, self.kv_dtype, (group,)
+            )
+            choice = rank(
+                self.host, table_of(self.host, table.phase, "attention", asked), who, measurements=self.measurements
+            )
+            parts += choice.parts
+            kernels.append((group.facts.window_left >= 0, choice.kernel))
+        warning = Warn("per_layer", f"{table.phase}: no kernel serves all layers, each group has its own")
+        return Choice(min(kernels, key=lambda item: item[0])[1], tuple(parts), "auto (per_layer)", (warning,), ())
+
+    def _other_components(self, phase: Phase, asked: tuple[Asked, ...]) -> tuple[Part, ...]:
+        """Components beside the main one take the base request as a preference, else their own best kernel."""
+        parts: list[Part] = []
+        for item in asked:
+            table = table_of(self.host, phase, "attention", (item,))
+            who = f"{phase.replace('_', ' ')} attention backend of component {item.component}"
+            request = self.launch.half("decode" if phase == "decode" else "prefill")
+            try:
+                if request is None:
+                    raise NoKernel(who, needed="a request", found="none")
+                choice = bind_key(self.host, table, request.value, who, request.source)
+            except (Refused, NotInstalled, NoKernel):
+                choice = rank(self.host, table, who, measurements=self.measurements)
+                if request is not None:
+                    text = f"{who}: {request.value!r} cannot serve it, {choice.kernel} does"
+                    self.warnings.append(Warn("changed", text))
+            parts += choice.parts
+        return tuple(parts)

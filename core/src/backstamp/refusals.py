@@ -1,0 +1,153 @@
+"""How a refusal of a key reads: the five parts, made from the verdicts of one phase.
+
+In: the table of verdicts and what was asked. Out: an exception ready to raise. It decides nothing; selection did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from backstamp.catalogue import FIRST_PARTY, Conflict
+from backstamp.discovery import Failure
+from backstamp.errors import (
+    AliasConflict,
+    BackstampError,
+    NoKernel,
+    NotInstalled,
+    PluginFailed,
+    Refused,
+    UnknownKey,
+)
+from backstamp.hostfit import HostCatalogue, arch_words
+from backstamp.plan import Verdict
+from backstamp.text import near, plain
+
+if TYPE_CHECKING:
+    from backstamp.selection import Table
+
+__all__ = ["conflicting_key", "failed_key", "host_words", "no_kernel", "refused_key", "unknown_key"]
+
+
+def host_words(host: HostCatalogue) -> str:
+    """A host as a refusal names it: "h100: cuda SM90 (9.0)"."""
+    facts = host.host
+    return f"{facts.name}: {facts.device} {arch_words(facts.arch, facts.device)}"
+
+
+def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: Sequence[Verdict]) -> BackstampError:
+    """A key that exists and cannot serve this phase here."""
+    told = _most_telling(passed)
+    plugin = f" (plugin {told.plugin})" if told.plugin else ""
+    others = [f"{item.kernel}: {item.message}" for item in passed if item is not told]
+    considered = "; ".join(others) or "no other kernel stands behind this key"
+    if told.code == "not_installed":
+        return _not_installed(host, table, key, who, passed)
+    if told.code == "phase":
+        fix = f"It serves one half only: set that half with its split flag and leave {table.phase} to another key"
+    elif told.code in ("library_missing", "library_version", "library_unknown"):
+        fix = f"Install {told.wanted}"
+    elif told.code == "companion":
+        fix = f"Install {told.wanted}, or pass --bypass companion"
+    else:
+        fix = ""
+    return Refused(
+        f"{who} {key!r}{plugin}",
+        needed=told.wanted,
+        found=f"{told.have} (host {host_words(host)})",
+        considered=considered,
+        fix=". ".join(part for part in (fix, _resolving(table)) if part),
+        verdicts=passed,
+    )
+
+
+def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
+    """Nothing installed serves a phase: every candidate's reason, at once."""
+    question = table.asked[0].question
+    dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
+    lines = "; ".join(f"{verdict.kernel}: {verdict.message}" for verdict in table.verdicts)
+    failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
+    return NoKernel(
+        who,
+        needed=f"a {table.slot} kernel for {question.family}, head dim {dims}, {question.dtype}",
+        found=f"no installed kernel that serves it (host {host_words(host)})",
+        considered="; ".join(part for part in (lines, failed) if part) or "no plugin is installed",
+        fix="Install a plugin that serves it; `pip install backstamp-cpu` serves any device",
+        verdicts=table.verdicts,
+    )
+
+
+def unknown_key(host: HostCatalogue, table: Table, key: str, who: str) -> BackstampError:
+    """Nobody declares this key here."""
+    if key in FIRST_PARTY:
+        return _not_installed(host, table, key, who, ())
+    catalogue = host.catalogue
+    keys = catalogue.keys(table.slot)
+    owned = []
+    for name in keys:
+        owner = catalogue.owner(name, table.slot)
+        owned.append(f"{name} ({owner.distribution})" if owner else name)
+    match = near(key.rpartition(":")[2], sorted({*keys, *FIRST_PARTY}))
+    other_slot = [slot for slot in ("attention", "linear") if slot != table.slot and catalogue.owner(key, slot)]
+    found = f"the unknown key {plain(key)!r}"
+    if other_slot:
+        found += f", which exists in the {other_slot[0]} slot"
+    failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in catalogue.failures)
+    where = f" (in {FIRST_PARTY[match]}, not installed)" if match is not None and match not in keys else ""
+    return UnknownKey(
+        f"{who} {plain(key)!r}",
+        needed=f"one of {', '.join(owned) or 'no keys: no plugin is installed'}",
+        found=found,
+        considered=failed,
+        fix=f"Did you mean {match!r}{where}?" if match is not None else _resolving(table),
+    )
+
+
+def failed_key(who: str, key: str, failure: Failure) -> BackstampError:
+    """The key's plugin did not load; its first cause is chained."""
+    error = PluginFailed(
+        f"{who} {plain(key)!r}",
+        needed=f"plugin {failure.plugin.name} ({failure.plugin.distribution} {failure.plugin.version}) to load",
+        found=failure.cause,
+        fix="Run `backstamp doctor`, then mend or uninstall that distribution",
+    )
+    error.__cause__ = failure.error
+    return error
+
+
+def conflicting_key(who: str, conflict: Conflict) -> BackstampError:
+    """Two distributions claim this key."""
+    return AliasConflict(
+        f"{who} {conflict.name!r}",
+        needed="one distribution that owns the name",
+        found=f"{len(conflict.distributions)}: {', '.join(conflict.distributions)}",
+        fix="Uninstall one of them; every other key still resolves",
+    )
+
+
+def _not_installed(host: HostCatalogue, table: Table, key: str, who: str, passed: Sequence[Verdict]) -> BackstampError:
+    names = [item.kernel for item in passed if item.code == "not_installed"] or [key]
+    homes = sorted({FIRST_PARTY[name] for name in names if name in FIRST_PARTY})
+    others = [f"{item.kernel}: {item.message}" for item in passed if item.code != "not_installed"]
+    install = f"pip install {' '.join(homes)}" if homes else "Install the distribution that declares it"
+    return NotInstalled(
+        f"{who} {plain(key)!r}",
+        needed=f"a plugin that has {', '.join(names)}" + (f" ({', '.join(homes)})" if homes else ""),
+        found=f"none installed (host {host_words(host)})",
+        considered="; ".join(others),
+        fix=f"{install}. {_resolving(table)}",
+        verdicts=passed,
+    )
+
+
+def _most_telling(passed: Sequence[Verdict]) -> Verdict:
+    """The refusal an operator can act on: an installation first, then the first kernel of the list."""
+    for verdict in reversed(passed):
+        if verdict.code in ("library_missing", "library_version", "library_unknown", "companion"):
+            return verdict
+    return next((item for item in passed if item.code != "not_installed"), passed[0])
+
+
+def _resolving(table: Table) -> str:
+    accepted = ", ".join(sorted(table.accepted()))
+    return f"Keys that resolve for {table.phase} here: {accepted or 'none'}"

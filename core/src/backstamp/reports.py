@@ -1,0 +1,61 @@
+"""What was built, as JSON: the plan's own keys, filled from stamps read back from the objects.
+
+In: built backends. Out: a dictionary for tools. Every kernel, plugin and library in it comes from a stamp, none from
+the request.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict, cast
+
+from backstamp.construction import RunnerBackends
+from backstamp.stamp import is_container, read_stamp, steps_of
+
+__all__ = ["BuiltReport", "PhaseReport", "built_report"]
+
+
+class PhaseReport(TypedDict):
+    """One phase: the plan's keys from the stamp, and the stamp of every draft step."""
+
+    requested: str | None
+    setting: str
+    kernel: str | None
+    plugin: dict[str, str]
+    library: dict[str, str | None] | None
+    source: str
+    groups: list[dict[str, object]]
+    verdicts: list[dict[str, object]]
+    stamp: dict[str, object] | None
+    steps: list[str]
+
+
+class BuiltReport(TypedDict):
+    """The plan's keys; only `phases` is read closely here."""
+
+    phases: dict[str, PhaseReport]
+
+
+def built_report(backends: RunnerBackends) -> BuiltReport:
+    """The JSON of a plan with every phase's kernel, plugin, library and source read from its built object.
+
+    Raises:
+        Unstamped: an object or step carries no stamp.
+    """
+    report = cast("BuiltReport", backends.plan.as_json())
+    for phase in backends.plan.phases:
+        row = report["phases"][phase.phase]
+        row["stamp"], row["steps"] = None, []
+        if phase.kernel is None:
+            continue
+        stamps = [read_stamp(backends.objects[phase.phase, at]) for at in range(len(phase.groups))]
+        main = next((stamp for stamp in stamps if stamp.kernel == phase.kernel), stamps[0])
+        row["kernel"] = main.kernel
+        row["plugin"] = main.plugin.as_json()
+        row["library"] = main.library.as_json() if main.library else None
+        row["source"] = dict(main.sources)[phase.phase]
+        row["stamp"] = main.as_json(phase.phase)
+        built = backends.objects[phase.phase, stamps.index(main)]
+        row["steps"] = [read_stamp(step).kernel for step in steps_of(built)] if is_container(built) else []
+        for group, stamp in zip(row["groups"], stamps, strict=True):
+            group["kernel"] = stamp.kernel
+    return report

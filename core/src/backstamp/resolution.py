@@ -1,0 +1,151 @@
+"""The resolver: launch, engine, model, host and catalogue → the `Plan` of one runner.
+
+In: frozen facts only. Out: a frozen plan, or one error with every reason. It reads no file, no clock and no global,
+imports no backend, and raises instead of logging. A runner holds its plan: nothing is cached here.
+"""
+
+from __future__ import annotations
+
+from backstamp.catalogue import Catalogue
+from backstamp.declarations import PHASES, Phase, Role
+from backstamp.engine import EngineFacts
+from backstamp.errors import ConflictingRequest, StrictViolation
+from backstamp.host import HostFacts
+from backstamp.hostfit import HostCatalogue, compile_for
+from backstamp.launch import Launch
+from backstamp.linear_slot import resolve_linear
+from backstamp.measurements import Measurements
+from backstamp.model import ModelFacts
+from backstamp.phase_choice import PhaseWork
+from backstamp.plan import PhasePlan, Plan, Warn
+from backstamp.questions import kv_dtype_of
+from backstamp.settle import graph_level, layout_of, losses_of, page_size_of
+
+__all__ = ["NOT_RUN", "resolve", "resolve_on"]
+
+NOT_RUN = "not run"
+#: Warnings that strict mode turns into errors: a choice was lost, changed or failed.
+_STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired"})
+_GRAPHED: frozenset[Phase] = frozenset({"decode", "verify", "draft_decode"})
+
+
+def resolve(
+    launch: Launch,
+    engine: EngineFacts,
+    model: ModelFacts,
+    host: HostFacts,
+    catalogue: Catalogue,
+    measurements: Measurements | None = None,
+    role: Role = "target",
+    *,
+    target: Plan | None = None,
+) -> Plan:
+    """Resolve one runner; `target` is the target's plan when a draft may inherit from it.
+
+    Raises:
+        BackstampError: one of its causes, before any weight is touched, with a verdict for every candidate.
+    """
+    return resolve_on(compile_for(catalogue, host), launch, engine, model, measurements, role, target=target)
+
+
+def resolve_on(
+    host: HostCatalogue,
+    launch: Launch,
+    engine: EngineFacts,
+    model: ModelFacts,
+    measurements: Measurements | None = None,
+    role: Role = "target",
+    *,
+    target: Plan | None = None,
+) -> Plan:
+    """Resolve one runner on a catalogue already compiled for its host."""
+    kv_dtype = kv_dtype_of(launch, model, host.host, host.catalogue)
+    work = PhaseWork(host, launch, engine, model, measurements, role, target, kv_dtype)
+    _check_sub_settings(launch, model)
+    for phase in work.order():
+        work.decide(phase)
+    linear, linear_layout = resolve_linear(host, launch, engine, model, kv_dtype, measurements, role)
+    rows = work.rows()
+    who = f"{role} of {model.name}"
+    page_size, page_size_source = page_size_of(rows, launch, engine, who)
+    layouts = (("attention", layout_of(rows, engine, who)), *linear_layout)
+    plan = Plan(
+        host=host.host.name,
+        model=model.name,
+        role=role,
+        phases=tuple(work.plans.get(phase, _not_run(phase)) for phase in PHASES),
+        linear=linear,
+        dtype=model.dtype,
+        kv_dtype=kv_dtype,
+        page_size=page_size,
+        page_size_source=page_size_source,
+        layouts=layouts,
+        graph=graph_level((row for phase in _GRAPHED for row in work.rows(phase)), engine),
+        num_steps=launch.speculative_num_steps,
+        topk=launch.speculative_topk,
+        losses=losses_of([work.chosen[phase] for phase in PHASES if phase in work.chosen], engine),
+        warnings=_warnings(work, host),
+        bypassed=tuple(sorted(launch.policy.bypass)),
+    )
+    _check_strict(launch, plan)
+    return plan
+
+
+def _not_run(phase: Phase) -> PhasePlan:
+    return PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ())
+
+
+def _warnings(work: PhaseWork, host: HostCatalogue) -> tuple[Warn, ...]:
+    warnings = list(work.warnings)
+    if any(plan.source.endswith("auto") for plan in work.plans.values()):
+        warnings += [
+            Warn(
+                "failed", f"plugin {item.plugin.name} ({item.plugin.distribution} {item.plugin.version}): {item.cause}"
+            )
+            for item in host.catalogue.failures
+        ]
+    rows = work.rows()
+    if any(row.assumed for row in rows):
+        warnings.append(Warn("assumed", f"host {host.host.name} has no library list: libraries count as present"))
+    if any(row.interpreted for row in rows):
+        warnings.append(
+            Warn("interpreted", "Triton rows run in Triton's interpreter on the CPU: for tests, not for use")
+        )
+    return tuple(dict.fromkeys(warnings))
+
+
+def _check_sub_settings(launch: Launch, model: ModelFacts) -> None:
+    """Sub-settings of a parent that is not in force are an error, never ignored."""
+    families = {group.facts.family for group in model.groups}
+    sparse = launch.sub_settings("dsa_")
+    if sparse:
+        parents = {request.value for request in launch.pair() if request is not None}
+        if "sparse_mla" not in families or not parents <= {"dsa", "nsa"}:
+            parent = ", ".join(sorted(parents)) or "auto"
+            raise ConflictingRequest(
+                " ".join(request.setting for request in sparse),
+                needed="a sparse MLA model served by dsa",
+                found=f"{', '.join(sorted(families))} layers and attention backend {parent}",
+                fix="Leave these flags out, or set --attention-backend dsa on a sparse model",
+            )
+    linear = launch.sub_settings("linear_attn_")
+    if linear and not model.is_hybrid:
+        raise ConflictingRequest(
+            " ".join(request.setting for request in linear),
+            needed="a model with linear-attention layers",
+            found=f"{', '.join(sorted(families))} layers only ({model.name})",
+            fix="Leave these flags out",
+        )
+
+
+def _check_strict(launch: Launch, plan: Plan) -> None:
+    if not launch.policy.strict:
+        return
+    lost = [warning for warning in plan.warnings if warning.code in _STRICT_CODES]
+    if lost:
+        raise StrictViolation(
+            f"{plan.role} of {plan.model} in strict mode",
+            needed="no choice that is lost, changed or failed",
+            found="; ".join(f"{warning.code}: {warning.text}" for warning in lost),
+            fix="Ask for kernels that serve, or leave --strict out",
+        )

@@ -1,0 +1,109 @@
+"""Eighth step of the flow: what the chosen rows must agree on, and what the choice costs.
+
+In: the rows chosen for every phase. Out: page size and its source, KV layout, graph level, losses. A disagreement is
+an error naming both kernels; nothing is adjusted in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from backstamp.declarations import GRAPH_LEVELS, GraphLevel
+from backstamp.engine import EngineFacts
+from backstamp.errors import ConflictingRequest
+from backstamp.hostfit import HostRow
+from backstamp.launch import Launch
+from backstamp.plan import Loss
+from backstamp.selection import Choice, Table
+
+__all__ = ["agree", "common_layout", "common_page_size", "graph_level", "layout_of", "losses_of", "page_size_of"]
+
+
+def agree(rows: Sequence[HostRow], engine: EngineFacts) -> bool:
+    """Whether rows that share a cache have a layout and a page size in common."""
+    return common_layout(rows, engine.layouts) is not None and common_page_size(rows) is not None
+
+
+def common_layout(rows: Sequence[HostRow], offered: frozenset[str]) -> str | None:
+    """The first layout id every row reads and the engine can have, best first as the first row ranks them."""
+    for layout in rows[0].offer.layouts:
+        if layout in offered and all(layout in row.offer.layouts for row in rows):
+            return layout
+    return None
+
+
+def layout_of(rows: Sequence[HostRow], engine: EngineFacts, who: str) -> str:
+    """The layout of a shared cache.
+
+    Raises:
+        ConflictingRequest: two kernels read no common layout; both are named.
+    """
+    layout = common_layout(rows, engine.layouts)
+    if layout is not None:
+        return layout
+    first = rows[0].offer
+    other = next((row.offer for row in rows if common_layout((rows[0], row), engine.layouts) is None), rows[-1].offer)
+    raise ConflictingRequest(
+        who,
+        needed="kernels that read one KV layout, because they share a cache",
+        found=f"{first.kernel} reads {', '.join(first.layouts)} and {other.kernel} reads {', '.join(other.layouts)}",
+        fix="Choose two kernels with a layout in common",
+    )
+
+
+def common_page_size(rows: Sequence[HostRow]) -> int | None:
+    """A page size every row reads: a preferred one where possible."""
+    offers = [row.offer.page_sizes for row in rows]
+    candidates = [pages.preferred for pages in offers]
+    candidates += [size for pages in offers for size in pages.exact]
+    candidates.append(math.lcm(*(pages.multiple_of or 1 for pages in offers)))
+    for size in candidates:
+        if all(pages.accepts(size) for pages in offers):
+            return size
+    return None
+
+
+def page_size_of(rows: Sequence[HostRow], launch: Launch, engine: EngineFacts, who: str) -> tuple[int, str]:
+    """The page size in tokens and where it comes from.
+
+    Raises:
+        ConflictingRequest: the chosen kernels share no page size; what each reads is listed.
+    """
+    if launch.page_size is not None:
+        return launch.page_size, "operator"
+    if engine.page_size is not None:
+        return engine.page_size, f"engine {engine.name}"
+    size = common_page_size(rows)
+    if size is None:
+        reads = "; ".join(f"{row.offer.kernel} reads {row.offer.page_sizes.describe()}" for row in _unlike(rows))
+        raise ConflictingRequest(who, needed="kernels that read one page size", found=reads, fix="Choose other kernels")
+    owner = next((row.offer.kernel for row in rows if row.offer.page_sizes.preferred == size), None)
+    return size, f"kernel {owner}" if owner is not None else "common to the chosen kernels"
+
+
+def graph_level(rows: Iterable[HostRow], engine: EngineFacts) -> GraphLevel:
+    """The strongest CUDA-graph level the engine wants and every captured row has."""
+    wanted = GRAPH_LEVELS.index(engine.graph)
+    return GRAPH_LEVELS[min([wanted, *(row.graph for row in rows)])]
+
+
+def losses_of(tables: Sequence[tuple[Table, Choice]], engine: EngineFacts) -> tuple[Loss, ...]:
+    """What each choice costs, and the accepted kernel that would not cost it."""
+    wanted = GRAPH_LEVELS.index(engine.graph)
+    losses = []
+    for table, choice in tables:
+        have = min(part.row.graph for part in choice.parts)
+        if table.phase not in ("decode", "verify", "draft_decode") or have >= wanted:
+            continue
+        better = [name for name in table.accepted() if min(part.row.graph for part in table.parts[name]) >= wanted]
+        cost = f"CUDA graph {GRAPH_LEVELS[wanted]} -> {GRAPH_LEVELS[have]}"
+        losses.append(Loss("graph", table.phase, choice.kernel, cost, min(better, default="")))
+    return tuple(losses)
+
+
+def _unlike(rows: Sequence[HostRow]) -> list[HostRow]:
+    seen: dict[str, HostRow] = {}
+    for row in rows:
+        seen.setdefault(row.offer.kernel, row)
+    return list(seen.values())

@@ -1,0 +1,127 @@
+"""Whether one plugin's declarations can be taken at their word, before they reach the catalogue.
+
+In: a plugin's `Declared` rows and the packages its factories may lie in. Out: every fault, as text, all at once. It
+probes nothing and imports nothing.
+"""
+
+from __future__ import annotations
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from backstamp.declarations import ANY, FEATURES, GRAPH_LEVELS, PHASES, Alias, Offer
+from backstamp.declared import Declared
+
+__all__ = ["faults_of"]
+
+_DRAFT_PHASES = frozenset({"draft_decode", "draft_extend"})
+_DTYPES = frozenset({"fp16", "bf16", "fp32"})
+
+
+def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
+    """Every fault of a plugin's rows; an empty list means sound."""
+    faults: list[str] = []
+    if not declared.offers and not declared.aliases and not declared.entry_classes:
+        faults.append("declares nothing: needs at least one offer, alias or entry class")
+    for at, offer in enumerate(declared.offers):
+        faults += [f"offer {at} ({offer.kernel!r}): {fault}" for fault in _offer_faults(offer, packages)]
+    keys = [alias.key for alias in declared.aliases]
+    for alias in declared.aliases:
+        faults += [f"alias {alias.key!r}: {fault}" for fault in _alias_faults(alias)]
+        if keys.count(alias.key) > 1:
+            faults.append(f"alias {alias.key!r}: declared {keys.count(alias.key)} times")
+    return list(dict.fromkeys(faults))
+
+
+def _offer_faults(offer: Offer, packages: frozenset[str]) -> list[str]:
+    return [
+        *_missing(offer),
+        *_unknown_words(offer),
+        *_contradictions(offer),
+        *_factory_faults(offer.factory, packages),
+        *_requirement_faults(offer),
+    ]
+
+
+def _missing(offer: Offer) -> list[str]:
+    empty = {
+        "kernel": offer.kernel.strip(),
+        "archs": offer.archs,
+        "phases": offer.phases,
+        "dtypes": offer.dtypes,
+        "head_dims": offer.head_dims,
+        "kv_dtypes": offer.kv_dtypes,
+        "kv_forms": offer.kv_forms,
+        "layouts": offer.layouts,
+    }
+    return [f"{name} is empty, and undeclared means no" for name, value in empty.items() if not value]
+
+
+def _unknown_words(offer: Offer) -> list[str]:
+    known = (
+        ("phases", offer.phases | (offer.draft_phases or frozenset()), frozenset(PHASES)),
+        ("features", offer.features, FEATURES),
+        ("dtypes", offer.dtypes, _DTYPES),
+        ("kv_forms", offer.kv_forms, frozenset({"paged", "ragged"})),
+        ("index_forms", offer.index_forms, frozenset({"page_table", "csr", "indirect"})),
+        ("graph", frozenset({offer.graph}), frozenset(GRAPH_LEVELS)),
+    )
+    return [
+        f"{name} has unknown {sorted(words - allowed)}; known: {sorted(allowed)}"
+        for name, words, allowed in known
+        if words - allowed
+    ]
+
+
+def _contradictions(offer: Offer) -> list[str]:
+    faults = []
+    if not 0 <= offer.priority <= 100:
+        faults.append(f"priority needs 0..100, got {offer.priority}")
+    if offer.needs & offer.excludes:
+        faults.append(f"needs and excludes both name {sorted(offer.needs & offer.excludes)}")
+    if offer.draft_phases is not None and offer.draft_phases - _DRAFT_PHASES:
+        faults.append(f"draft_phases names {sorted(offer.draft_phases - _DRAFT_PHASES)}, which are no draft phases")
+    if not offer.page_sizes.accepts(offer.page_sizes.preferred):
+        faults.append(f"prefers page size {offer.page_sizes.preferred} but accepts only {offer.page_sizes.describe()}")
+    if offer.device == "any" and offer.archs != ANY:
+        faults.append(f"device any needs archs ANY, got {list(offer.archs)}")
+    if "paged" in offer.kv_forms and not offer.index_forms:
+        faults.append("reads paged KV but declares no index form")
+    if "tree_mask" in offer.features and "verify" not in offer.phases:
+        faults.append("declares tree_mask but not the verify phase")
+    if offer.alignment_tokens is not None and not offer.deterministic:
+        faults.append("declares an alignment but is not deterministic")
+    return faults
+
+
+def _factory_faults(factory: str, packages: frozenset[str]) -> list[str]:
+    module, separator, name = factory.partition(":")
+    if not separator or not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return [f'factory needs "module:callable", got {factory!r}']
+    if module.partition(".")[0] not in packages:
+        return [f"factory {factory!r} lies outside its distribution's packages {sorted(packages)}"]
+    return []
+
+
+def _requirement_faults(offer: Offer) -> list[str]:
+    faults = []
+    for text in (*offer.requires, *offer.runtimes):
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as cause:
+            faults.append(f"{text!r} is no PEP 508 requirement: {str(cause).splitlines()[0]}")
+            continue
+        if requirement.marker is not None or requirement.url is not None:
+            faults.append(f"{text!r} has a marker or URL; write another row instead")
+    return faults
+
+
+def _alias_faults(alias: Alias) -> list[str]:
+    faults = []
+    if not alias.key.strip() or ":" in alias.key:
+        faults.append("key needs to be a word without ':'")
+    if not alias.kernels and not alias.by_phase:
+        faults.append("lists no kernels")
+    unknown = set(alias.by_phase) - set(PHASES)
+    if unknown:
+        faults.append(f"by_phase names {sorted(unknown)}, which are no phases")
+    return faults

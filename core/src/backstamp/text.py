@@ -1,0 +1,26 @@
+"""Strings that come from plugins, exceptions and files, made safe to print.
+
+In: any text. Out: one line of printable text. It never interprets what it is given: terminal markup, control
+characters and CI command prefixes (`::`) reach no console as such.
+"""
+
+from __future__ import annotations
+
+__all__ = ["near", "plain"]
+
+_LIMIT_CHARACTERS = 400
+
+
+def plain(text: str) -> str:
+    """One printable line: control characters become spaces, `::` loses its force, long text is cut."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = line.replace("::", ": :")
+    return line if len(line) <= _LIMIT_CHARACTERS else line[: _LIMIT_CHARACTERS - 3] + "..."
+
+
+def near(word: str, known: list[str]) -> str | None:
+    """The known word closest to a mistyped one, if any is close."""
+    import difflib
+
+    matches = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return matches[0] if matches else None

@@ -1,0 +1,72 @@
+"""What was asked for, by whom, and how split and base fields answer for a half."""
+
+from __future__ import annotations
+
+import pytest
+
+from backstamp.errors import BadInput
+from backstamp.launch import Requests, make_launch
+
+
+def test_base_request_names_both_halves() -> None:
+    """The base field is the fallback of each half."""
+    prefill, decode = make_launch(Requests(attention_backend="fa3")).pair()
+    assert (prefill.value, decode.value) == ("fa3", "fa3")
+    assert prefill.setting == "--attention-backend"
+
+
+def test_split_launch_leaves_the_unset_half_unset() -> None:
+    """sglang #34264: one split field set leaves the other half to auto, never to a value nobody set."""
+    prefill, decode = make_launch(Requests(prefill_attention_backend="fa3")).pair()
+    assert prefill.value == "fa3"
+    assert decode is None
+
+
+def test_split_field_wins_over_base() -> None:
+    """A split field binds its half, the base field the other."""
+    prefill, decode = make_launch(Requests(attention_backend="triton", decode_attention_backend="fa3")).pair()
+    assert (prefill.value, decode.value) == ("triton", "fa3")
+    assert decode.setting == "--decode-attention-backend"
+
+
+def test_operators_base_outranks_the_embedders_split() -> None:
+    """sglang #25547: an embedding framework never overwrites the operator, whichever field it used."""
+    launch = make_launch(Requests(attention_backend="flashinfer"), embedder=Requests(prefill_attention_backend="fa3"))
+    prefill, decode = launch.pair()
+    assert (prefill.value, prefill.source) == ("flashinfer", "operator")
+    assert decode.source == "operator"
+
+
+def test_embedder_is_heard_where_the_operator_is_silent() -> None:
+    """The next source answers, and says that it did."""
+    launch = make_launch(Requests(), embedder=Requests(attention_backend="fa3"), family=Requests(attention_backend="x"))
+    assert launch.half("decode").source == "embedder"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("page_size", 0),
+        ("page_size", -16),
+        ("tp_size", 0),
+        ("dcp_size", -1),
+        ("speculative_topk", 0),
+        ("speculative_num_steps", -1),
+        ("chunked_prefill_size", -2),
+        ("speculative_attention_mode", "verify"),
+        ("attention_backend", "  "),
+    ],
+)
+def test_nonsense_values_name_their_flag(field: str, value: object) -> None:
+    """A number out of range or an empty key is refused with the flag, what it needs and what it got."""
+    with pytest.raises(BadInput) as caught:
+        Requests(**{field: value})
+    assert caught.value.who == "--" + field.replace("_", "-")
+    assert repr(value).strip("'") in caught.value.found or str(value) == caught.value.found
+
+
+def test_draft_role_implies_speculation() -> None:
+    """Asking about a draft without an algorithm still runs the draft's phases."""
+    launch = make_launch(Requests(), role="draft")
+    assert launch.speculative
+    assert launch.speculative_num_steps > 1

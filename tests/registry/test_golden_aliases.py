@@ -1,0 +1,61 @@
+"""The golden alias table: what each key builds, as stamps read from built objects and their steps.
+
+Rows of keys whose plugin is not in this repository yet are not run here; the test below counts those that are, so a
+plugin that disappears cannot make rows vanish in silence.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from backstamp.catalogue import build_catalogue
+from backstamp.construction import build
+from backstamp.discovery import discover
+from backstamp.draft import DraftBackendFactory
+from backstamp.engine import EngineFacts
+from backstamp.errors import BackstampError
+from backstamp.launch import Requests, make_launch
+from backstamp.model import model_from_config
+from backstamp.resolution import resolve
+from backstamp.stamp import read_stamp
+from backstamp.testing.fakes import FakeRunner, recording_factory
+from backstamp.testing.hosts import described_host
+from tests.models import config
+
+TABLE = Path(__file__).parent.parent / "data" / "aliases.csv"
+OWNED = ("triton", "torch_native")
+
+
+def rows() -> list[dict[str, str]]:
+    """The rows of keys this repository's plugins own."""
+    lines = [line for line in TABLE.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return [row for row in csv.DictReader(lines) if row["alias"] in OWNED]
+
+
+def test_the_table_has_the_rows_these_plugins_own() -> None:
+    """Ten rows: seven of triton, three of torch_native."""
+    assert len(rows()) == 10
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['alias']}-{row['model']}-{row['host']}")
+def test_a_draft_key_builds_what_the_table_says(row: dict[str, str]) -> None:
+    """Stamps of the container, of every step and of the draft-extend backend, or a refusal that names the reason."""
+    launch = make_launch(Requests(draft_attention_backend=row["alias"]), role="draft")
+    model = model_from_config(config(row["model"]))
+    catalogue = build_catalogue(discover())
+    host = described_host(row["host"])
+    if row["draft_decode"].startswith("refused"):
+        with pytest.raises(BackstampError) as caught:
+            resolve(launch, EngineFacts(), model, host, catalogue, role="draft")
+        assert row["draft_decode"].split(": ")[1].lower() in caught.value.message.lower()
+        return
+    plan = resolve(launch, EngineFacts(), model, host, catalogue, role="draft")
+    factory = DraftBackendFactory(build(plan, FakeRunner(), catalogue, load=recording_factory))
+    container = factory.create_decode_backend()
+    stamps = [read_stamp(item).kernel for item in (container, *container.attn_backends)]
+    assert set(stamps) == {row["draft_decode"]}
+    assert len(container.attn_backends) == plan.num_steps - 1
+    assert read_stamp(factory.create_draft_extend_backend()).kernel == row["draft_extend"]
