@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
     from backstamp.catalogue import Catalogue, build_catalogue
+    from backstamp.compiled import compile_for
     from backstamp.construction import build
     from backstamp.discovery import discover
     from backstamp.draft import DraftBackendFactory, DraftSteps
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from backstamp.errors import BackstampError
     from backstamp.factories import BuildRequest, Built
     from backstamp.host import HostFacts, load_host, this_host
-    from backstamp.hostfit import compile_for
     from backstamp.launch import Launch, Policy, Requests, make_launch
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from backstamp.stamp import Stamp, read_stamp
 
 __version__ = "0.1.0"
+#: Version of the plugin contract in `backstamp.hookspecs`; here, so that reading declarations needs no pluggy.
+API_VERSION = "0.1"
 
 __all__ = [
+    "API_VERSION",
     "BackstampError",
     "Batch",
     "BuildRequest",
@@ -85,7 +88,7 @@ _HOMES = {
     "TreeMask": "attention",
     "build": "construction",
     "build_catalogue": "catalogue",
-    "compile_for": "hostfit",
+    "compile_for": "compiled",
     "default_model": "model",
     "discover": "discovery",
     "load_host": "host",

@@ -193,7 +193,7 @@ def _check_contract(distribution: Distribution) -> None:
     """Refuse a plugin whose own requirement on backstamp excludes this contract version."""
     from packaging.requirements import Requirement
 
-    from backstamp.hookspecs import API_VERSION
+    from backstamp import API_VERSION
 
     for text in distribution.requires or ():
         if not text.lower().startswith("backstamp"):

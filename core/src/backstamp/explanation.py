@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from backstamp.catalogue import Catalogue
+from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.declarations import PHASES, Phase
 from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError, UnknownKey
 from backstamp.host import HostFacts
-from backstamp.hostfit import HostCatalogue, compile_for
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts
 from backstamp.plan import Verdict
-from backstamp.questions import kv_dtype_of, questions_for
-from backstamp.selection import bind_key, table_of
+from backstamp.questions import kv_dtype_of, needs_of, questions_for
+from backstamp.selection import ask, bind_key, table_of
 
 __all__ = ["MatrixCell", "PhaseAnswer", "explain_key", "matrix"]
 
@@ -68,10 +68,12 @@ def explain_key(
         UnknownKey, NotInstalled, PluginFailed, AliasConflict: as the resolver would, because no phase can answer.
     """
     kv_dtype = kv_dtype_of(launch, model, host.host, host.catalogue)
+    asked = questions_for("attention", launch, engine, model, kv_dtype)
+    common = ask(host, "attention", asked)
     answers: list[PhaseAnswer] = []
     for phase in PHASES:
         setting = "--draft-attention-backend" if phase.startswith("draft") else f"--{phase}-attention-backend"
-        table = table_of(host, phase, "attention", questions_for(phase, "attention", launch, engine, model, kv_dtype))
+        table = table_of("attention", asked, common, needs_of(phase, "attention", launch, engine))
         try:
             choice = bind_key(host, table, key, f"{phase.replace('_', ' ')} attention backend", "operator")
         except BackstampError as refusal:

@@ -11,12 +11,11 @@ from collections.abc import Iterable
 
 import pluggy
 
+from backstamp import API_VERSION
 from backstamp.declarations import Alias, EntryPair, FamilyDefault, FeatureDefault, Offer, RetiredSetting
 
 __all__ = ["API_VERSION", "GROUP", "hookimpl", "hookspec"]
 
-#: Version of this contract; it follows the minor version of the `backstamp` distribution.
-API_VERSION = "0.1"
 #: Entry-point group that plugins register in.
 GROUP = "backstamp.plugins"
 

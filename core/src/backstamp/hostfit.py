@@ -1,22 +1,21 @@
-"""Fifth step of the flow: the catalogue compiled for one host, so that a resolve only compares what a launch changes.
+"""What one host settles about one row, before any model or launch is known.
 
-In: a `Catalogue` and `HostFacts`. Out: a `HostCatalogue`: each row with its facts as plain sets and, where this host
-already settles it, its refusal. Two kinds are kept apart because aliases treat them differently: what the machine is
-(device, arch, CPU features, runtimes) and what is installed on it (libraries, versions, companions).
+In: a catalogue row and `HostFacts`. Out: a `HostRow`: its facts as plain sets and, where the host already refuses it,
+the refusal. Two kinds are kept apart because aliases treat them differently: what the machine is (device, arch, CPU
+features, runtimes) and what is installed on it (libraries, versions, companions).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backstamp.catalogue import Catalogue, Row
-from backstamp.declarations import ANY, GRAPH_LEVELS, Offer, Slot
+from backstamp.catalogue import Row
+from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.plan import LibraryRef, PluginRef
 
-__all__ = ["INSTALLATION", "HostCatalogue", "HostRow", "Refusal", "compile_for"]
+__all__ = ["INSTALLATION", "HostRow", "Refusal", "arch_words", "host_row"]
 
 
 class Refusal(NamedTuple):
@@ -51,30 +50,10 @@ class HostRow:
     graph: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCatalogue:
-    """A catalogue compiled for one host: `kernels` by slot, then by name, each with its rows in declared order."""
-
-    host: HostFacts
-    catalogue: Catalogue
-    kernels: Mapping[Slot, Mapping[str, tuple[HostRow, ...]]]
-
-
-def compile_for(catalogue: Catalogue, host: HostFacts) -> HostCatalogue:
-    """Settle everything about every row that only the host decides."""
-    installed = None if host.libraries is None else dict(host.libraries)
-    runtimes = dict(host.runtimes)
-    kernels: dict[Slot, dict[str, tuple[HostRow, ...]]] = {"attention": {}, "linear": {}}
-    for (slot, kernel), rows in catalogue.rows.items():
-        kernels[slot][kernel] = tuple(
-            _host_row(index, row, host, installed, runtimes) for index, row in enumerate(rows)
-        )
-    return HostCatalogue(host=host, catalogue=catalogue, kernels=kernels)
-
-
-def _host_row(
+def host_row(
     index: int, row: Row, host: HostFacts, installed: dict[str, str] | None, runtimes: dict[str, str]
 ) -> HostRow:
+    """Settle everything about one row that only the host decides; `installed` None means libraries are assumed."""
     offer = row.offer
     interpreted = _is_interpreted(offer, host)
     refusal = None if interpreted else _machine_refusal(offer, host, runtimes)

@@ -6,15 +6,15 @@ layers. It touches no process-wide state and never writes a default back into th
 
 from __future__ import annotations
 
+from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Phase, Role
 from backstamp.engine import EngineFacts
-from backstamp.hostfit import HostCatalogue
 from backstamp.launch import Launch
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.plan import LinearPlan, PhasePlan
-from backstamp.questions import questions_for
-from backstamp.selection import Choice, Table, bind_key, phase_plan, rank, table_of
+from backstamp.questions import needs_of, questions_for
+from backstamp.selection import Choice, Table, ask, bind_key, phase_plan, rank, table_of
 
 __all__ = ["resolve_linear"]
 
@@ -31,11 +31,13 @@ def resolve_linear(
     """Resolve the slot; unset verify follows decode where that is flashinfer, else it is triton where that serves."""
     if not model.linear_groups:
         return None, ()
+    asked = questions_for("linear", launch, engine, model, kv_dtype)
+    common = ask(host, "linear", asked)
     plans: dict[Phase, PhasePlan] = {}
     layouts: list[str] = []
     order: tuple[Phase, ...] = ("decode", "prefill", "verify")
     for at in order:
-        table = table_of(host, at, "linear", questions_for(at, "linear", launch, engine, model, kv_dtype))
+        table = table_of("linear", asked, common, needs_of(at, "linear", launch, engine))
         choice = _choose(host, launch, table, plans, measurements, f"linear {at} backend")
         layouts += [layout for part in choice.parts for layout in part.row.offer.state_layouts[:1]]
         plans[at] = phase_plan(table, choice, launch.linear(at), f"--linear-attn-{at}-backend")
@@ -57,5 +59,5 @@ def _choose(
     if table.phase == "verify":
         follow = "flashinfer" if decided["decode"].kernel == "flashinfer" else "triton"
         if follow in table.accepted():
-            return Choice(follow, table.parts[follow], "default", (), ())
-    return rank(host, table, f"{who} (auto)", measurements=measurements)
+            return Choice(follow, table.parts(follow), "default", (), ())
+    return rank(host, table, f"{who} (auto)", launch.policy, measurements)

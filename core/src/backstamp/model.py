@@ -1,13 +1,14 @@
-"""A Hugging Face config.json → what its attention layers are, as facts.
+"""Second step of the flow: a Hugging Face config.json → what its attention layers are, as facts.
 
-In: a parsed config. Out: `ModelFacts`: every layer's family, heads, dims, window, sinks and softcap, and equal layers
-grouped. It imports no transformers and guesses nothing: a config it cannot read is a `BadModel` naming the field.
+In: a parsed config, or the path of one. Out: `ModelFacts`: every layer's family, heads, dims, window, sinks and
+softcap, and equal layers grouped. It imports no transformers and guesses nothing: a config it cannot read is a
+`BadModel` that names the field.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "LayerGroup",
     "ModelFacts",
     "default_model",
+    "group_layers",
     "load_model",
     "model_from_config",
 ]
@@ -33,15 +35,22 @@ _DEFAULT: Final = "models/llama-3.1-8b.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """One attention or linear layer; layers with equal facts run the same kernel.
+    """One attention or linear mixer; layers with equal facts run the same kernel.
 
-    MLA layers give the absorbed shape: one KV head, head_dim = latent + rotary, v_head_dim = latent. Linear layers
-    give key heads as `num_qo_heads` and value heads as `num_kv_heads`.
+    MLA gives its absorbed form: one KV head, head_dim = latent + rotary, v_head_dim = latent. A linear mixer gives its
+    key heads as `num_qo_heads`, its value heads as `num_kv_heads`, and their dims (Mamba-2: groups and heads, state
+    size and head dim; a short convolution is one head as wide as the model).
 
     Attributes:
-        window_left: visible keys before self, -1 none.
-        softcap: 0.0 none. sinks: dtype of the learned sink logits, None without sinks.
-        index_topk: keys a sparse layer selects, 0 dense.
+        window_left: visible keys before self, -1 none. In csa layers it bounds the uncompressed branch only.
+        softcap: 0.0 none.
+        sinks: dtype of the learned sink logits as the model stores them, None without sinks.
+        causal: False where every token of a row sees every key.
+        index_topk: keys an indexer selects for each token, 0 without an indexer.
+        compress_rate: tokens a compressed entry stands for (csa), 0 where nothing is compressed.
+        kv_lora_rank, qk_rope_head_dim: latent and rotary parts of an MLA cache row, 0 elsewhere.
+        ragged_dims: (qk, v) head dims of MLA before absorption, the form prefill may run; None elsewhere.
+        conv_kernel: taps of a linear mixer's convolution, 0 without one.
     """
 
     family: Family
@@ -54,7 +63,28 @@ class LayerFacts:
     sinks: str | None = None
     causal: bool = True
     index_topk: int = 0
+    compress_rate: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    ragged_dims: tuple[int, int] | None = None
+    conv_kernel: int = 0
     component: str = "main"
+
+    def describe(self) -> str:
+        """The facts in a few words, without what is unset."""
+        dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}/{self.v_head_dim}"
+        parts = [f"{self.family} {self.num_qo_heads}/{self.num_kv_heads} heads", f"head dim {dims}"]
+        if self.window_left >= 0:
+            parts.append(f"window {self.window_left + 1}")
+        if self.softcap:
+            parts.append(f"softcap {self.softcap:g}")
+        if self.sinks is not None:
+            parts.append(f"sinks {self.sinks}")
+        if self.index_topk:
+            parts.append(f"top {self.index_topk}")
+        if self.compress_rate:
+            parts.append(f"1/{self.compress_rate}")
+        return ", ".join(parts if self.causal else [*parts, "non-causal"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,71 +98,96 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """What a draft needs of its target.
+    """What a draft needs of its target and of its runner.
 
     Attributes:
-        shares_kv: reads the target's KV cache instead of its own.
+        shares_kv: reads the target's KV cache instead of writing its own.
         aux_hidden_states: hidden states of the target it consumes beside the last, 0 none.
+        non_causal: drafts a block at once; its tokens see each other.
         conv_sidecar: carries short convolutions with a state of their own.
     """
 
     shares_kv: bool = False
     aux_hidden_states: int = 0
+    non_causal: bool = False
     conv_sidecar: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """One model; `groups` holds its layers grouped by equal facts, in order of first appearance."""
+    """One model.
+
+    Attributes:
+        name, architecture: `model_type` and the first of `architectures` ("" where unsaid).
+        dtype: "fp16", "bf16" or "fp32".
+        layers: the mixers of each layer: usually one; two where attention and a recurrence run side by side; none in
+            a layer that is an MLP alone.
+        groups: mixers with equal facts together, in order of first appearance.
+        max_position: tokens, 0 where unsaid.
+        draft: what a draft needs, None for a model that is no draft.
+    """
 
     name: str
     architecture: str
     dtype: str
-    layers: tuple[LayerFacts, ...]
+    layers: tuple[tuple[LayerFacts, ...], ...]
     groups: tuple[LayerGroup, ...]
     max_position: int = 0
     draft: DraftFacts | None = None
 
     @property
     def linear_groups(self) -> tuple[LayerGroup, ...]:
-        """Groups of recurrent layers."""
+        """Groups of linear mixers."""
         return tuple(group for group in self.groups if group.facts.family in LINEAR_FAMILIES)
 
     @property
     def attention_groups(self) -> tuple[LayerGroup, ...]:
-        """Groups of attention layers."""
+        """Groups of attention."""
         return tuple(group for group in self.groups if group.facts.family not in LINEAR_FAMILIES)
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether the model has both attention and recurrent layers."""
+        """Whether the model has both attention and linear mixers."""
         return bool(self.linear_groups) and bool(self.attention_groups)
+
+    @property
+    def main_family(self) -> Family | None:
+        """The family of the main component's attention, None in a model without any."""
+        families = [group.facts.family for group in self.attention_groups if group.component == "main"]
+        return families[0] if families else None
 
     def describe(self) -> str:
         """One line: what the layers are and how many."""
-        parts = []
-        for group in self.groups:
-            facts = group.facts
-            window = f", window {facts.window_left + 1}" if facts.window_left >= 0 else ""
-            dims = str(facts.head_dim) if facts.head_dim == facts.v_head_dim else f"{facts.head_dim}/{facts.v_head_dim}"
-            heads = f"{facts.num_qo_heads}/{facts.num_kv_heads} heads"
-            parts.append(f"{len(group.layers)} x {facts.family} {heads}, head dim {dims}{window}")
+        parts = [f"{len(group.layers)} x {group.facts.describe()}" for group in self.groups]
         return f"{self.name} ({self.dtype}): {'; '.join(parts)}"
 
 
-def load_model(path: str) -> ModelFacts:
-    """Read a config.json.
+def group_layers(layers: Sequence[tuple[LayerFacts, ...]]) -> tuple[LayerGroup, ...]:
+    """Mixers with equal facts together, in order of first appearance."""
+    grouped: dict[LayerFacts, list[int]] = {}
+    for at, mixers in enumerate(layers):
+        for facts in mixers:
+            grouped.setdefault(facts, []).append(at)
+    return tuple(LayerGroup(facts.component, facts, tuple(at)) for facts, at in grouped.items())
+
+
+def load_model(path: str | Path, dtype: str | None = None) -> ModelFacts:
+    """Read a config.json, or the one in a folder; `dtype` as in `model_from_config`.
 
     Raises:
         BadModel: the file is missing or malformed, or a field is missing, contradictory or unknown.
     """
+    file = Path(path)
+    who = f"model config {path}"
     try:
-        data = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as cause:
-        raise BadModel(f"model config {path}", needed="a readable config.json", found=str(cause)) from cause
-    if not isinstance(data, dict):
-        raise BadModel(f"model config {path}", needed="a JSON object", found=type(data).__name__)
-    return model_from_config(data, f"model config {path}")
+        if file.is_dir():
+            file = file / "config.json"
+        data = json.loads(file.read_text("utf-8"))
+    except OSError as cause:
+        raise BadModel(who, needed="a readable config.json", found=cause.strerror or str(cause)) from cause
+    except (ValueError, RecursionError) as cause:
+        raise BadModel(who, needed="JSON", found=f"malformed text ({cause})") from cause
+    return model_from_config(data, who, dtype)
 
 
 def default_model() -> ModelFacts:
@@ -140,25 +195,15 @@ def default_model() -> ModelFacts:
     return model_from_config(json.loads(files("backstamp").joinpath(_DEFAULT).read_text("utf-8")))
 
 
-def model_from_config(config: Mapping[str, object], who: str = "model config") -> ModelFacts:
-    """The facts of a parsed config.
+def model_from_config(config: Mapping[str, object], who: str = "model config", dtype: str | None = None) -> ModelFacts:
+    """The facts of a parsed config; `dtype` is what the engine loads the model as, where that is settled elsewhere.
 
     Raises:
-        BadModel: as `load_model`.
+        BadModel: as `load_model`; the config does not say its dtype and neither does the caller.
     """
-    from backstamp.model_layers import ConfigReader, draft_of, layers_of
+    # the rules need the types above
+    from backstamp.model_layers import read_model
 
-    reader = ConfigReader(config, who)
-    layers = layers_of(reader)
-    grouped: dict[LayerFacts, list[int]] = {}
-    for at, facts in layers:
-        grouped.setdefault(facts, []).append(at)
-    return ModelFacts(
-        name=reader.model_type,
-        architecture=reader.architecture,
-        dtype=reader.dtype,
-        layers=tuple(facts for _, facts in layers),
-        groups=tuple(LayerGroup(facts.component, facts, tuple(at)) for facts, at in grouped.items()),
-        max_position=reader.number("max_position_embeddings", "model_max_length", default=0),
-        draft=draft_of(reader),
-    )
+    if not isinstance(config, Mapping):
+        raise BadModel(who, needed="a JSON object", found=type(config).__name__)
+    return read_model(config, who, dtype)

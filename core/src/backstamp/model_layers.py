@@ -1,287 +1,276 @@
-"""How each model family writes its layers into config.json.
+"""What each layer of a model is: a word a layer and the config's numbers → `LayerFacts`.
 
-In: a `ConfigReader` over one config. Out: (layer index, facts) pairs; a layer that runs attention and a recurrence side
-by side gives two. Source: the configuration classes of transformers 5.24, one rule a field they use.
+In: a parsed config. Out: `ModelFacts`, through `read_model`. Attention is read here, linear mixers in
+`backstamp.model_linear`, drafts in `backstamp.model_drafts`. A model whose attention these facts cannot say (slopes,
+cross-attention, layers with head counts of their own) is refused, never rounded to one they can.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from backstamp.declarations import Family
 from backstamp.errors import BadModel
-from backstamp.model import DraftFacts, LayerFacts
+from backstamp.model import DraftFacts, LayerFacts, ModelFacts, group_layers
+from backstamp.model_drafts import draft_facts, draft_layer_count
+from backstamp.model_fields import Fields
+from backstamp.model_linear import linear_mixer, short_convolution
+from backstamp.model_words import MIXERS, Mixer, layer_words
 
-__all__ = ["ConfigReader", "draft_of", "layers_of"]
+__all__ = ["read_model"]
 
 _DTYPES: Final = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-#: What `layer_types` and its older forms call a layer, and what it is.
-_ATTENTION: Final = frozenset({"full_attention", "attention", "indexed_attention", "full", "hybrid", "parallel_hybrid"})
-_SLIDING: Final = frozenset({"sliding_attention", "chunked_attention", "local", "sliding"})
-_COMPRESSED: Final = frozenset({"compressed_sparse_attention", "heavily_compressed_attention"})
-_RECURRENT: Final = frozenset({"linear_attention", "mamba", "mamba2", "conv", "linear"})
-_NO_MIXER: Final = frozenset({"moe", "mlp"})
-#: What "linear_attention" means to a model type.
-_LINEAR_KIND: Final[Mapping[str, Family]] = {
-    "kimi_linear": "kda",
-    "minimax": "lightning",
-    "minimax_text_01": "lightning",
-    "qwen3_next": "gdn",
+#: Models with a learned sink logit a head, and the dtype they store it in; None is the model's own.
+#: Source: `self.sinks` in their modeling files, transformers 5.24.
+_SINKS: Final[Mapping[str, str | None]] = {
+    "gpt_oss": None,
+    "granite_swa": None,
+    "granitemoe_swa": None,
+    "deepseek_v4": "fp32",
 }
-_NEMOTRON: Final = {"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}
+#: Models whose config these facts would misread, and what they cannot say. Source: their modeling files.
+_UNREADABLE: Final[Mapping[str, str]] = {
+    "bloom": "alibi slopes",
+    "mpt": "alibi slopes",
+    "mimo_v2_flash": "sliding layers with head counts of their own",
+    "hy_v4": "sinks on sparse layers",
+    "flint": "layers with sinks and a router of their own",
+}
+#: What composite configs leave out because their class has it. Source: Gemma3TextConfig; google/gemma-3-4b-it.
+_CLASS_DEFAULTS: Final[Mapping[str, Mapping[str, object]]] = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+}
 
 
-class ConfigReader:
-    """Reads fields of one config; every error names the config and the field."""
+def read_model(config: Mapping[str, object], who: str, dtype: str | None = None) -> ModelFacts:
+    """Every fact of one config; `dtype` overrides what it says.
 
-    def __init__(self, config: Mapping[str, object], who: str) -> None:
-        # composite models keep the decoder under text_config
-        text = config.get("text_config")
-        self._config: Mapping[str, object] = {**config, **text} if isinstance(text, Mapping) else config
-        self.who = who
-        self.model_type = self._word("model_type")
-        named = config.get("architectures") or self._config.get("architectures")
-        self.architecture = str(named[0]) if isinstance(named, list) and named else ""
-        self.dtype = self._dtype()
-
-    def has(self, *fields: str) -> bool:
-        """Whether any of the fields is set."""
-        return any(self._config.get(field) is not None for field in fields)
-
-    def value(self, field: str) -> object:
-        """A field as it stands, or None."""
-        return self._config.get(field)
-
-    def number(self, *fields: str, default: int | None = None) -> int:
-        """The first set field of these, as a positive whole number."""
-        for field in fields:
-            value = self._config.get(field)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
-                raise self.bad(fields[0] if field == fields[0] else field, "a whole number >= 1", repr(value))
-            return value
-        if default is None:
-            raise self.bad(fields[0], f"{' or '.join(fields)}", "no such field")
-        return default
-
-    def factor(self, field: str) -> float:
-        """A field as a number, 0.0 where unset."""
-        value = self._config.get(field)
-        if value is None:
-            return 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.bad(field, "a number", repr(value))
-        return float(value)
-
-    def words(self, field: str) -> list[str] | None:
-        """A field as a list of words, or None."""
-        value = self._config.get(field)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.bad(field, "a list of words", repr(value))
-        return value
-
-    def bad(self, field: str, needed: str, found: str) -> BadModel:
-        """An error about one field."""
-        return BadModel(f"{self.who}, field {field}", needed=needed, found=found)
-
-    def _word(self, field: str) -> str:
-        value = self._config.get(field)
-        if not isinstance(value, str) or not value:
-            raise self.bad(field, "a model type", repr(value))
-        return value
-
-    def _dtype(self) -> str:
-        value = self._config.get("dtype") or self._config.get("torch_dtype") or "bfloat16"
-        name = str(value).removeprefix("torch.")
-        if name not in _DTYPES:
-            raise self.bad("dtype", f"one of {', '.join(_DTYPES)}", repr(value))
-        return _DTYPES[name]
-
-
-def layers_of(reader: ConfigReader) -> list[tuple[int, LayerFacts]]:
-    """Every layer's facts, with its index; MLP-only layers have none."""
-    count = reader.number("num_hidden_layers", "n_layer", "num_layers")
-    names = _layer_names(reader, count)
-    full = _full_layer(reader)
-    layers: list[tuple[int, LayerFacts]] = []
-    for at, name in enumerate(names):
-        if name in _ATTENTION:
-            layers.append((at, full))
-            if reader.model_type == "falcon_h1" or name in ("hybrid", "parallel_hybrid"):
-                layers.append((at, _mamba2(reader)))
-        elif name in _SLIDING:
-            layers.append((at, replace(full, window_left=_window(reader))))
-        elif name in _COMPRESSED:
-            layers.append((at, full))
-        elif name in _RECURRENT:
-            layers.append((at, _recurrent(reader, name)))
-        elif name not in _NO_MIXER:
-            known = ", ".join(sorted(_ATTENTION | _SLIDING | _COMPRESSED | _RECURRENT | _NO_MIXER))
-            raise reader.bad("layer_types", f"layer types among {known}", f"{name!r} at layer {at}")
-    return layers
-
-
-def draft_of(reader: ConfigReader) -> DraftFacts | None:
-    """What a draft head needs, told by its architecture's name; None for a model that is no draft.
-
-    Source: SGLang 0.5.23 and vLLM 0.32 name draft classes ...Eagle, ...Eagle3, ...NextN, ...MTP, ...DFlash.
+    Raises:
+        BadModel: a field is missing, contradictory or unknown, or the model is one these facts cannot describe.
     """
-    name = reader.architecture.lower()
-    if "eagle3" in name:
-        return DraftFacts(aux_hidden_states=3)
-    if any(word in name for word in ("eagle", "nextn", "mtp", "dflash", "dspark")):
-        return DraftFacts(conv_sidecar=reader.has("conv_L_cache", "short_conv_kernel_size"))
-    return None
+    outer = Fields(who, config)
+    name = outer.text("model_type") or outer.text("speculators_model_type")
+    if name is None:
+        raise outer.bad("model_type", "a model type", "no such field")
+    fields = outer.language_model()
+    kind = fields.text("model_type") or name
+    fields = fields.under(_CLASS_DEFAULTS.get(kind, {}))
+    architecture = (outer.words("architectures") or fields.words("architectures") or [""])[0]
+    _refuse_unreadable(outer, fields, kind)
+    draft = draft_facts(outer, fields, architecture)
+    canonical = _dtype(fields, dtype)
+    reader = _Reader(fields, kind, canonical, draft)
+    layers = tuple(
+        reader.mixers(at, word) for at, word in enumerate(layer_words(fields, draft_layer_count(fields, architecture)))
+    )
+    if draft is not None:
+        draft = _with_convolutions(draft, layers)
+    return ModelFacts(
+        name=name,
+        architecture=architecture,
+        dtype=canonical,
+        layers=layers,
+        groups=group_layers(layers),
+        max_position=fields.whole("max_position_embeddings", "model_max_length", "n_positions", default=0),
+        draft=draft,
+    )
 
 
-def _layer_names(reader: ConfigReader, count: int) -> list[str]:
-    """One name a layer, from whichever field the family writes them in."""
-    pattern = reader.value("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        unknown = sorted(set(pattern) - set(_NEMOTRON))
-        if unknown:
-            raise reader.bad("hybrid_override_pattern", f"letters among {''.join(_NEMOTRON)}", repr(unknown))
-        names = [_NEMOTRON[letter] for letter in pattern]
-    else:
-        names = reader.words("layer_types") or reader.words("layers_block_type") or _derived_names(reader, count)
-    if len(names) != count:
-        raise reader.bad("layer_types", f"one entry a layer ({count})", str(len(names)))
-    return names
+def _refuse_unreadable(outer: Fields, fields: Fields, kind: str) -> None:
+    """Refuse what would be misread."""
+    said = _UNREADABLE.get(kind)
+    if said is None and fields.flag("alibi"):
+        said = "alibi slopes"
+    if said is None and fields.has("block_configs"):
+        said = "layers with head counts of their own (block_configs)"
+    if said is None and (outer.flag("is_encoder_decoder") or fields.flag("is_encoder_decoder")):
+        said = "an encoder and cross-attention"
+    if said is not None:
+        raise BadModel(fields.who, needed="a decoder these facts can describe", found=f"{kind} with {said}")
 
 
-def _derived_names(reader: ConfigReader, count: int) -> list[str]:
-    """Layer names of configs that give a rule instead of a list."""
-    kinds = reader.value("attn_type_list")
-    if isinstance(kinds, list):
-        # MiniMax: 0 lightning, 1 full
-        return ["full_attention" if kind == 1 else "linear_attention" for kind in kinds]
-    linear = reader.value("linear_attn_config")
-    if isinstance(linear, Mapping):
-        # Kimi Linear's first form counts layers from 1
-        listed = linear.get("full_attn_layers")
-        full = {int(at) - 1 for at in listed} if isinstance(listed, list) else set()
-        return ["full_attention" if at in full else "linear_attention" for at in range(count)]
-    indices = reader.value("full_attn_idxs")
-    if isinstance(indices, list):
-        return ["full_attention" if at in indices else "conv" for at in range(count)]
-    if not _has_window(reader):
-        return ["full_attention"] * count
-    period = reader.number("sliding_window_pattern", default=1)
-    if period > 1:
-        return ["full_attention" if (at + 1) % period == 0 else "sliding_attention" for at in range(count)]
-    if reader.model_type == "gemma2":
-        return ["full_attention" if at % 2 else "sliding_attention" for at in range(count)]
-    return ["sliding_attention"] * count
+def _dtype(fields: Fields, asked: str | None) -> str:
+    """The canonical dtype of a model's activations."""
+    value = asked or fields.text("dtype") or fields.text("torch_dtype")
+    if value is None:
+        error = fields.bad("dtype", f"dtype or torch_dtype, one of {', '.join(_DTYPES)}", "no such field")
+        raise BadModel(error.who, needed=error.needed, found=error.found, fix="Add torch_dtype to the config")
+    name = value.removeprefix("torch.")
+    if name in _DTYPES.values():
+        return name
+    if name not in _DTYPES:
+        raise fields.bad("dtype", f"one of {', '.join(_DTYPES)}", repr(value))
+    return _DTYPES[name]
 
 
-def _has_window(reader: ConfigReader) -> bool:
-    # Qwen writes a window and switches it off beside
-    return reader.has("sliding_window") and reader.value("use_sliding_window") is not False
+class _Reader:
+    """The mixers of one config's layers; layers alike share one `LayerFacts`."""
 
+    def __init__(self, fields: Fields, kind: str, dtype: str, draft: DraftFacts | None) -> None:
+        self._fields = fields
+        self._kind = kind
+        self._sinks = (_SINKS[kind] or dtype) if kind in _SINKS else None
+        self._causal = _is_causal(fields) and not (draft is not None and draft.non_causal)
+        self._own = _own_fields(fields)
+        self._known: dict[tuple[Mixer, int | None], LayerFacts] = {}
 
-def _window(reader: ConfigReader) -> int:
-    # a Hugging Face window counts the token itself
-    return reader.number("sliding_window", "attention_chunk_size") - 1
+    def mixers(self, at: int, word: str) -> tuple[LayerFacts, ...]:
+        """The mixers of layer `at`."""
+        return tuple(self._mixer(mixer, at) for mixer in MIXERS[word])
 
+    def _mixer(self, mixer: Mixer, at: int) -> LayerFacts:
+        own = at if at in self._own else None
+        if (mixer, own) not in self._known:
+            fields = self._fields if own is None else self._fields.over(self._own[own])
+            self._known[mixer, own] = self._read(mixer, fields)
+        return self._known[mixer, own]
 
-def _full_layer(reader: ConfigReader) -> LayerFacts:
-    """The full-attention layer of a model."""
-    heads = reader.number("num_attention_heads", "n_head")
-    kv_heads = reader.number("num_key_value_heads", default=heads)
-    if heads % kv_heads:
-        raise reader.bad("num_key_value_heads", f"a divisor of the {heads} query heads", str(kv_heads))
-    if reader.has("compress_rates", "compress_rope_theta"):
-        head_dim = reader.number("head_dim")
-        topk = reader.number("index_topk", default=0)
-        window = _window(reader) if _has_window(reader) else -1
+    def _read(self, mixer: Mixer, fields: Fields) -> LayerFacts:
+        if mixer == "linear":
+            return linear_mixer(fields, self._kind)
+        if mixer == "conv":
+            return short_convolution(fields)
+        if mixer in ("csa", "hca") or fields.has("compress_rates", "compress_ratios"):
+            return self._compressed(mixer, fields)
+        if fields.has("kv_lora_rank") and fields.flag("use_mla") is not False:
+            return self._latent(mixer, fields)
+        if mixer == "indexed":
+            # an indexer over plain keys (Qwen's, MiniMax's) is another family than DeepSeek's
+            raise fields.bad("kv_lora_rank", "a latent cache under indexed attention", "no such field")
+        return self._plain(mixer, fields)
+
+    def _plain(self, mixer: Mixer, fields: Fields) -> LayerFacts:
+        heads, kv_heads = _heads(fields)
+        if mixer == "full" and fields.has("global_head_dim"):
+            # Gemma 4's full layers have wider heads, and may have fewer of them
+            fields = fields.over({"head_dim": fields.data["global_head_dim"]})
+            if fields.flag("attention_k_eq_v"):
+                kv_heads = _divisor(fields, heads, fields.whole("num_global_key_value_heads", default=kv_heads))
+        head_dim = _head_dim(fields, heads)
+        window = _window(fields) if mixer == "sliding" else -1
+        if window >= 0 and not self._causal and _is_bidirectional(fields):
+            raise fields.bad("use_bidirectional_attention", "a window on one side", "a window on both sides of a token")
+        return LayerFacts(
+            family="mha",
+            num_qo_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            v_head_dim=fields.whole("v_head_dim", default=0, least=0) or head_dim,
+            window_left=window,
+            softcap=fields.factor("attn_logit_softcapping"),
+            sinks=self._sinks,
+            causal=self._causal,
+        )
+
+    def _latent(self, mixer: Mixer, fields: Fields) -> LayerFacts:
+        """Multi-head latent attention, absorbed: one cache row of latent and rotary part for all heads."""
+        heads, _ = _heads(fields)
+        latent, rotary = fields.whole("kv_lora_rank"), fields.whole("qk_rope_head_dim", least=0)
+        family: Family = "sparse_mla" if mixer == "indexed" else "mla"
+        return LayerFacts(
+            family=family,
+            num_qo_heads=heads,
+            num_kv_heads=1,
+            head_dim=latent + rotary,
+            v_head_dim=latent,
+            window_left=_window(fields) if mixer == "sliding" else -1,
+            sinks=self._sinks,
+            causal=self._causal,
+            index_topk=fields.whole("index_topk") if mixer == "indexed" else 0,
+            kv_lora_rank=latent,
+            qk_rope_head_dim=rotary,
+            ragged_dims=(fields.whole("qk_nope_head_dim") + rotary, fields.whole("v_head_dim")),
+        )
+
+    def _compressed(self, mixer: Mixer, fields: Fields) -> LayerFacts:
+        """DeepSeek V4: one shared key-value head, a window of plain entries, and compressed ones behind it.
+
+        Source: transformers 5.24, models/deepseek_v4; only the lightly compressed layers have an indexer.
+        """
+        heads, kv_heads = _heads(fields)
+        head_dim = _head_dim(fields, heads)
         return LayerFacts(
             family="csa",
             num_qo_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             v_head_dim=head_dim,
-            window_left=window,
-            index_topk=topk,
+            window_left=_window(fields),
+            sinks=self._sinks,
+            causal=self._causal,
+            index_topk=fields.whole("index_topk") if mixer == "csa" else 0,
+            compress_rate=_compress_rate(fields, mixer),
         )
-    if reader.has("kv_lora_rank"):
-        latent, rotary = reader.number("kv_lora_rank"), reader.number("qk_rope_head_dim")
-        topk = reader.number("index_topk", default=0)
-        return LayerFacts(
-            family="sparse_mla" if topk else "mla",
-            num_qo_heads=heads,
-            num_kv_heads=1,
-            head_dim=latent + rotary,
-            v_head_dim=latent,
-            index_topk=topk,
-        )
-    head_dim = _head_dim(reader, heads)
-    return LayerFacts(
-        family="mha",
-        num_qo_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        v_head_dim=reader.number("v_head_dim", default=head_dim),
-        softcap=reader.factor("attn_logit_softcapping"),
-        sinks=reader.dtype if reader.model_type == "gpt_oss" else None,
-        causal=reader.value("is_causal") is not False,
-    )
 
 
-def _head_dim(reader: ConfigReader, heads: int) -> int:
-    if reader.has("head_dim", "attention_head_dim"):
-        return reader.number("head_dim", "attention_head_dim")
-    hidden = reader.number("hidden_size", "n_embd")
+def _compress_rate(fields: Fields, mixer: Mixer) -> int:
+    """Tokens a compressed entry stands for; configs that leave the rates out have the released model's."""
+    if mixer not in ("csa", "hca"):
+        return 0
+    name, default = ("compressed_sparse_attention", 4) if mixer == "csa" else ("heavily_compressed_attention", 128)
+    rates = fields.part("compress_rates")
+    return default if rates is None else rates.whole(name, default=default)
+
+
+def _heads(fields: Fields) -> tuple[int, int]:
+    """Query and key-value heads."""
+    heads = fields.whole("num_attention_heads", "n_head")
+    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
+        # Falcon 7B and GPT-BigCode say one shared head this way
+        return heads, 1
+    grouped = ("multi_query_group_num",) if fields.flag("multi_query_attention") else ()
+    return heads, _divisor(fields, heads, fields.whole("num_key_value_heads", *grouped, "num_kv_heads", default=heads))
+
+
+def _divisor(fields: Fields, heads: int, kv_heads: int) -> int:
+    if heads % kv_heads:
+        raise fields.bad("num_key_value_heads", f"a divisor of the {heads} query heads", str(kv_heads))
+    return kv_heads
+
+
+def _head_dim(fields: Fields, heads: int) -> int:
+    if fields.has("head_dim", "attention_head_dim", "kv_channels"):
+        return fields.whole("head_dim", "attention_head_dim", "kv_channels")
+    hidden = fields.whole("hidden_size", "n_embd")
     if hidden % heads:
-        raise reader.bad("hidden_size", f"a multiple of the {heads} heads, or head_dim", str(hidden))
+        raise fields.bad("hidden_size", f"a multiple of the {heads} heads, or head_dim", str(hidden))
     return hidden // heads
 
 
-def _recurrent(reader: ConfigReader, name: str) -> LayerFacts:
-    if name in ("mamba", "mamba2"):
-        return _mamba2(reader)
-    if name == "conv":
-        hidden = reader.number("hidden_size")
-        return LayerFacts(family="short_conv", num_qo_heads=1, num_kv_heads=1, head_dim=hidden, v_head_dim=hidden)
-    family = _LINEAR_KIND.get(reader.model_type)
-    if family is None and reader.has("linear_num_value_heads"):
-        family = "gdn"
-    if family is None:
-        known = ", ".join(sorted(_LINEAR_KIND))
-        raise reader.bad("layer_types", f"a model type whose linear attention is known ({known})", reader.model_type)
-    return _linear_layer(reader, family)
+def _window(fields: Fields) -> int:
+    # a Hugging Face window counts the token itself
+    return fields.whole("sliding_window") - 1
 
 
-def _linear_layer(reader: ConfigReader, family: Family) -> LayerFacts:
-    nested = reader.value("linear_attn_config")
-    if isinstance(nested, Mapping):
-        reader = ConfigReader({"model_type": reader.model_type, **nested}, f"{reader.who}, linear_attn_config")
-        heads, dim = reader.number("num_heads"), reader.number("head_dim")
-        return LayerFacts(family=family, num_qo_heads=heads, num_kv_heads=heads, head_dim=dim, v_head_dim=dim)
-    if family == "gdn":
-        return LayerFacts(
-            family=family,
-            num_qo_heads=reader.number("linear_num_key_heads"),
-            num_kv_heads=reader.number("linear_num_value_heads"),
-            head_dim=reader.number("linear_key_head_dim"),
-            v_head_dim=reader.number("linear_value_head_dim"),
+def _is_causal(fields: Fields) -> bool:
+    return fields.flag("is_causal") is not False and not _is_bidirectional(fields)
+
+
+def _is_bidirectional(fields: Fields) -> bool:
+    # "vision" is bidirectional between the tokens of one image, which an engine says with a mask
+    return fields.data.get("use_bidirectional_attention") in (True, "all")
+
+
+def _own_fields(fields: Fields) -> dict[int, Mapping[str, object]]:
+    """Fields that single layers have of their own (`per_layer_config` of transformers 5)."""
+    part = fields.part("per_layer_config")
+    if part is None:
+        return {}
+    own: dict[int, Mapping[str, object]] = {}
+    for key, value in part.data.items():
+        if not key.isdigit() or not isinstance(value, Mapping):
+            raise fields.bad("per_layer_config", "fields by layer number", repr(key))
+        own[int(key)] = value
+    return own
+
+
+def _with_convolutions(draft: DraftFacts, layers: tuple[tuple[LayerFacts, ...], ...]) -> DraftFacts:
+    if any(facts.family == "short_conv" for mixers in layers for facts in mixers):
+        return DraftFacts(
+            shares_kv=draft.shares_kv,
+            aux_hidden_states=draft.aux_hidden_states,
+            non_causal=draft.non_causal,
+            conv_sidecar=True,
         )
-    heads = reader.number("linear_num_heads", "num_attention_heads")
-    dim = reader.number("linear_head_dim", "head_dim")
-    return LayerFacts(family=family, num_qo_heads=heads, num_kv_heads=heads, head_dim=dim, v_head_dim=dim)
-
-
-def _mamba2(reader: ConfigReader) -> LayerFacts:
-    """A Mamba-2 mixer: groups share keys as query heads do, state size is the key dim."""
-    heads = reader.number("mamba_num_heads", "mamba_n_heads", "n_mamba_heads")
-    return LayerFacts(
-        family="mamba2",
-        num_qo_heads=reader.number("n_groups", "mamba_n_groups", default=1),
-        num_kv_heads=heads,
-        head_dim=reader.number("ssm_state_size", "mamba_d_state"),
-        v_head_dim=reader.number("mamba_head_dim", "mamba_d_head"),
-    )
+    return draft

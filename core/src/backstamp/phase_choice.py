@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Half, Phase, Role
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest, NoKernel, NotInstalled, Refused
-from backstamp.hostfit import HostCatalogue, HostRow
+from backstamp.evaluation import Answer
+from backstamp.hostfit import HostRow
 from backstamp.launch import Launch, Request
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.plan import PhasePlan, Plan, Warn
-from backstamp.questions import Asked, questions_for, running_phases
-from backstamp.selection import Choice, Part, Table, bind_key, phase_plan, rank, table_of
+from backstamp.questions import Asked, needs_of, questions_for, running_phases
+from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, rank, table_of
 from backstamp.settle import agree
 
 __all__ = ["HYBRID_KEY", "PhaseWork"]
@@ -42,6 +44,18 @@ class PhaseWork:
     chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
     plans: dict[Phase, PhasePlan] = field(default_factory=dict)
     warnings: list[Warn] = field(default_factory=list)
+    main: tuple[Asked, ...] = ()
+    others: tuple[Asked, ...] = ()
+    common: tuple[Answer, ...] = ()
+
+    def __post_init__(self) -> None:
+        asked = questions_for("attention", self.launch, self.engine, self.model, self.kv_dtype)
+        if not asked:
+            who = f"model {self.model.name}"
+            raise ConflictingRequest(who, needed="at least one attention layer", found="linear layers only")
+        self.main = tuple([item for item in asked if item.component == asked[0].component])
+        self.others = asked[len(self.main) :]
+        self.common = ask(self.host, "attention", self.main)
 
     def order(self) -> list[Phase]:
         """Asked-for phases first, so that `auto` joins them; verify last, because it may follow a half."""
@@ -56,17 +70,11 @@ class PhaseWork:
 
     def decide(self, phase: Phase) -> None:
         """Choose one phase's kernels and write its row of the plan."""
-        asked = questions_for(phase, "attention", self.launch, self.engine, self.model, self.kv_dtype)
-        if not asked:
-            raise ConflictingRequest(
-                f"model {self.model.name}", needed="at least one attention layer", found="linear layers only"
-            )
-        main = tuple(item for item in asked if item.component == asked[0].component)
-        table = table_of(self.host, phase, "attention", main)
+        table = self._table(phase, self.main, self.common)
         request, choice = self._choose(phase, table)
         self.chosen[phase] = (table, choice)
         self.warnings += choice.warnings
-        parts = choice.parts + self._other_components(phase, asked[len(main) :])
+        parts = choice.parts + self._other_components(phase)
         flag = "--draft-attention-backend" if self.role == "draft" else f"--{phase}-attention-backend"
         self.plans[phase] = phase_plan(table, choice, request, flag, parts)
 
@@ -89,8 +97,8 @@ class PhaseWork:
         if mode is not None:
             who = f"{who} (--speculative-attention-mode {mode})"
             return bind_key(self.host, table, kernel, who, f"mode {mode}")
-        if table.candidates[kernel].refusal is None:
-            return Choice(kernel, table.parts[kernel], "default", (), ())
+        if table.verdicts[kernel].accepted:
+            return Choice(kernel, table.parts(kernel), "default", (), ())
         kernel = self.chosen["decode"][1].kernel
         return bind_key(self.host, table, kernel, f"{who} (default)", "default -> decode")
 
@@ -122,51 +130,39 @@ class PhaseWork:
         if self.model.is_hybrid and ("attention", HYBRID_KEY) in self.host.catalogue.aliases:
             return bind_key(self.host, table, HYBRID_KEY, who, "auto")
         policy = self.launch.policy
-        if not table.accepted() and policy.layers != "uniform":
+        if next(table.by_rank(), None) is None and policy.layers != "uniform":
             choice = self._per_layer(table, who)
             if choice is not None:
                 return choice
         so_far = self.rows()
-        fits = None
-        if so_far:
-            fits = {
-                name: agree([*so_far, *(part.row for part in table.parts[name])], self.engine)
-                for name in table.accepted()
-            }
-        return rank(
-            self.host,
-            table,
-            who,
-            measurements=self.measurements,
-            fits=fits,
-            policy_allow=policy.allow,
-            policy_deny=policy.deny,
-        )
+        fits = None if not so_far else lambda parts: agree([*so_far, *(part.row for part in parts)], self.engine)
+        return rank(self.host, table, who, policy, self.measurements, fits)
 
     def _per_layer(self, table: Table, who: str) -> Choice | None:
         """The best kernel for each group of like layers, where no kernel serves them all."""
+        policy = self.launch.policy
         groups = [group for asked in table.asked for group in asked.groups]
         if len(groups) < 2:
             return None
         parts: list[Part] = []
         kernels: list[tuple[bool, str]] = []
         for group in groups:
-            asked = questions_for(
-                table.phase, "attention", self.launch, self.engine, self.model, self.kv_dtype, (group,)
-            )
-            choice = rank(
-                self.host, table_of(self.host, table.phase, "attention", asked), who, measurements=self.measurements
-            )
+            asked = questions_for("attention", self.launch, self.engine, self.model, self.kv_dtype, (group,))
+            of_group = self._table(table.phase, asked, ask(self.host, "attention", asked))
+            choice = rank(self.host, of_group, who, policy, self.measurements)
             parts += choice.parts
             kernels.append((group.facts.window_left >= 0, choice.kernel))
         warning = Warn("per_layer", f"{table.phase}: no kernel serves all layers, each group has its own")
         return Choice(min(kernels, key=lambda item: item[0])[1], tuple(parts), "auto (per_layer)", (warning,), ())
 
-    def _other_components(self, phase: Phase, asked: tuple[Asked, ...]) -> tuple[Part, ...]:
+    def _table(self, phase: Phase, asked: tuple[Asked, ...], common: tuple[Answer, ...]) -> Table:
+        return table_of("attention", asked, common, needs_of(phase, "attention", self.launch, self.engine))
+
+    def _other_components(self, phase: Phase) -> tuple[Part, ...]:
         """Components beside the main one take the base request as a preference, else their own best kernel."""
         parts: list[Part] = []
-        for item in asked:
-            table = table_of(self.host, phase, "attention", (item,))
+        for item in self.others:
+            table = self._table(phase, (item,), ask(self.host, "attention", (item,)))
             who = f"{phase.replace('_', ' ')} attention backend of component {item.component}"
             request = self.launch.half("decode" if phase == "decode" else "prefill")
             try:
@@ -174,7 +170,7 @@ class PhaseWork:
                     raise NoKernel(who, needed="a request", found="none")
                 choice = bind_key(self.host, table, request.value, who, request.source)
             except (Refused, NotInstalled, NoKernel):
-                choice = rank(self.host, table, who, measurements=self.measurements)
+                choice = rank(self.host, table, who, self.launch.policy, self.measurements)
                 if request is not None:
                     text = f"{who}: {request.value!r} cannot serve it, {choice.kernel} does"
                     self.warnings.append(Warn("changed", text))

@@ -1,7 +1,7 @@
-"""Sixth step of the flow: launch, engine and model facts → what each phase asks of a kernel.
+"""Sixth step of the flow: launch, engine and model facts → what is asked of a kernel.
 
-In: `Launch`, `EngineFacts`, `ModelFacts`, the host's device words and the role. Out: the phases this runner runs and
-one `Question` per (component, family) of its layers. It compares nothing with any declaration.
+In: `Launch`, `EngineFacts`, `ModelFacts` and the role. Out: the phases this runner runs, one `Question` per (component,
+family) of its layers, and what each phase needs beside. It compares nothing with any declaration.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from backstamp.catalogue import Catalogue
 from backstamp.declarations import Phase, Role, Slot
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput
-from backstamp.evaluation import Question
+from backstamp.evaluation import PhaseNeeds, Question
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
 from backstamp.model import LINEAR_FAMILIES, LayerFacts, LayerGroup, ModelFacts
 
-__all__ = ["Asked", "kv_dtype_of", "questions_for", "running_phases", "slot_of"]
+__all__ = ["Asked", "kv_dtype_of", "needs_of", "questions_for", "running_phases", "slot_of"]
 
 #: What operators write for a cache dtype, and the canonical name. fp8_e4m3 is settled by the host.
 _KV_NAMES: Final = {
@@ -65,7 +65,6 @@ def running_phases(launch: Launch, role: Role) -> tuple[Phase, ...]:
 
 
 def questions_for(
-    phase: Phase,
     slot: Slot,
     launch: Launch,
     engine: EngineFacts,
@@ -80,9 +79,20 @@ def questions_for(
             together.setdefault((group.component, group.facts.family), []).append(group)
     situations = _situations(launch, engine)
     return tuple(
-        Asked(component, tuple(alike), _question(phase, slot, alike, launch, engine, model, kv_dtype, situations))
+        Asked(component, tuple(alike), _question(alike, launch, engine, model, kv_dtype, situations))
         for (component, _), alike in together.items()
     )
+
+
+def needs_of(phase: Phase, slot: Slot, launch: Launch, engine: EngineFacts) -> PhaseNeeds:
+    """What one phase asks beside the question."""
+    features: frozenset[str] = frozenset()
+    if launch.speculative_topk > 1 and phase in ("verify", "draft_decode"):
+        features |= {"tree_mask" if phase == "verify" else "topk"}
+    if launch.dcp_size > 1 and phase != "prefill":
+        features |= {"lse"}
+    chunked = launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0
+    return PhaseNeeds(phase, features, slot == "attention" and (phase != "prefill" or engine.prefix_cache or chunked))
 
 
 def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: Catalogue) -> str:
@@ -107,22 +117,20 @@ def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: C
 
 
 def _situations(launch: Launch, engine: EngineFacts) -> frozenset[str]:
-    words = {
-        "spec": launch.speculative,
-        "topk": launch.speculative_topk > 1,
-        "dcp": launch.dcp_size > 1,
-        "tp": launch.tp_size > 1,
-        "deterministic": launch.deterministic,
-        "graph": engine.graph != "never",
-        "prefix_cache": engine.prefix_cache,
-        "chunked_prefill": launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0,
-    }
-    return frozenset(word for word, holds in words.items() if holds)
+    words = (
+        ("spec", launch.speculative),
+        ("topk", launch.speculative_topk > 1),
+        ("dcp", launch.dcp_size > 1),
+        ("tp", launch.tp_size > 1),
+        ("deterministic", launch.deterministic),
+        ("graph", engine.graph != "never"),
+        ("prefix_cache", engine.prefix_cache),
+        ("chunked_prefill", launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0),
+    )
+    return frozenset([word for word, holds in words if holds])
 
 
 def _question(
-    phase: Phase,
-    slot: Slot,
     groups: list[LayerGroup],
     launch: Launch,
     engine: EngineFacts,
@@ -130,44 +138,34 @@ def _question(
     kv_dtype: str,
     situations: frozenset[str],
 ) -> Question:
-    features: set[str] = set()
-    for group in groups:
+    features = _layer_features(groups[0].facts)
+    for group in groups[1:]:
         features |= _layer_features(group.facts)
-    if launch.speculative_topk > 1 and phase in ("verify", "draft_decode"):
-        features.add("tree_mask" if phase == "verify" else "topk")
-    if launch.dcp_size > 1 and phase != "prefill":
-        features.add("lse")
-    prefix = phase not in ("prefill",) or bool({"prefix_cache", "chunked_prefill"} & situations)
     return Question(
-        slot=slot,
-        phase=phase,
         family=groups[0].facts.family,
         dims=frozenset((group.facts.head_dim, group.facts.v_head_dim) for group in groups),
+        features=features,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         kv_name=launch.kv_cache_dtype,
-        features=frozenset(features),
         situations=situations,
-        index_forms=engine.index_forms,
-        kv_forms=engine.kv_forms,
-        inputs=engine.inputs,
-        mask_formats=engine.mask_formats,
-        layouts=engine.layouts,
         page_size=launch.page_size if launch.page_size is not None else engine.page_size,
-        prefix=prefix and slot == "attention",
         causal=all(group.facts.causal for group in groups),
         deterministic=launch.deterministic,
-        device_plan=engine.graph != "never" and not engine.replay_hook,
         chunk_tokens=launch.chunked_prefill_size,
         bypass=launch.policy.bypass,
+        engine=engine,
     )
 
 
-def _layer_features(facts: LayerFacts) -> set[str]:
-    features = {
-        "window": facts.window_left >= 0,
-        "softcap": facts.softcap > 0,
-        "sinks": facts.sinks is not None,
-        "non_causal": not facts.causal,
-    }
-    return {feature for feature, needed in features.items() if needed}
+def _layer_features(facts: LayerFacts) -> frozenset[str]:
+    features = []
+    if facts.window_left >= 0:
+        features.append("window")
+    if facts.softcap > 0:
+        features.append("softcap")
+    if facts.sinks is not None:
+        features.append("sinks")
+    if not facts.causal:
+        features.append("non_causal")
+    return frozenset(features)

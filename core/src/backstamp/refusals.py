@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from backstamp.catalogue import FIRST_PARTY, Conflict
+from backstamp.compiled import HostCatalogue
 from backstamp.discovery import Failure
 from backstamp.errors import (
     AliasConflict,
@@ -19,7 +20,7 @@ from backstamp.errors import (
     Refused,
     UnknownKey,
 )
-from backstamp.hostfit import HostCatalogue, arch_words
+from backstamp.hostfit import arch_words
 from backstamp.plan import Verdict
 from backstamp.text import near, plain
 
@@ -65,7 +66,7 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
     """Nothing installed serves a phase: every candidate's reason, at once."""
     question = table.asked[0].question
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
-    lines = "; ".join(f"{verdict.kernel}: {verdict.message}" for verdict in table.verdicts)
+    lines = "; ".join(f"{verdict.kernel}: {verdict.message}" for verdict in table.verdicts.values())
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
     return NoKernel(
         who,
@@ -73,7 +74,7 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
         found=f"no installed kernel that serves it (host {host_words(host)})",
         considered="; ".join(part for part in (lines, failed) if part) or "no plugin is installed",
         fix="Install a plugin that serves it; `pip install backstamp-cpu` serves any device",
-        verdicts=table.verdicts,
+        verdicts=tuple(table.verdicts.values()),
     )
 
 

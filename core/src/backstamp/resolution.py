@@ -7,11 +7,11 @@ imports no backend, and raises instead of logging. A runner holds its plan: noth
 from __future__ import annotations
 
 from backstamp.catalogue import Catalogue
+from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.declarations import PHASES, Phase, Role
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest, StrictViolation
 from backstamp.host import HostFacts
-from backstamp.hostfit import HostCatalogue, compile_for
 from backstamp.launch import Launch
 from backstamp.linear_slot import resolve_linear
 from backstamp.measurements import Measurements
@@ -24,6 +24,7 @@ from backstamp.settle import graph_level, layout_of, losses_of, page_size_of
 __all__ = ["NOT_RUN", "resolve", "resolve_on"]
 
 NOT_RUN = "not run"
+_NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
 #: Warnings that strict mode turns into errors: a choice was lost, changed or failed.
 _STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired"})
 _GRAPHED: frozenset[Phase] = frozenset({"decode", "verify", "draft_decode"})
@@ -73,7 +74,7 @@ def resolve_on(
         host=host.host.name,
         model=model.name,
         role=role,
-        phases=tuple(work.plans.get(phase, _not_run(phase)) for phase in PHASES),
+        phases=tuple(work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES),
         linear=linear,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
@@ -89,10 +90,6 @@ def resolve_on(
     )
     _check_strict(launch, plan)
     return plan
-
-
-def _not_run(phase: Phase) -> PhasePlan:
-    return PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ())
 
 
 def _warnings(work: PhaseWork, host: HostCatalogue) -> tuple[Warn, ...]:

@@ -7,13 +7,15 @@ answer and nothing further is tried. Nothing here falls back in silence: what is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Phase, Slot
-from backstamp.evaluation import Candidate, evaluate, judge
-from backstamp.hostfit import INSTALLATION, HostCatalogue, HostRow
-from backstamp.launch import Request
+from backstamp.evaluation import Answer, PhaseNeeds, evaluate, evaluate_phase
+from backstamp.hostfit import INSTALLATION, HostRow
+from backstamp.index import bits_of
+from backstamp.launch import Policy, Request
 from backstamp.measurements import Measurements
 from backstamp.plan import GroupPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import Asked
@@ -25,7 +27,7 @@ from backstamp.refusals import (
     unknown_key,
 )
 
-__all__ = ["Choice", "Part", "Table", "bind_key", "phase_plan", "rank", "table_of"]
+__all__ = ["Choice", "Part", "Table", "ask", "bind_key", "phase_plan", "rank", "table_of"]
 
 
 class Part(NamedTuple):
@@ -36,22 +38,32 @@ class Part(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Every kernel's answer to the questions of one phase of one component, joined."""
+    """Every kernel's answer to the questions of one phase of one component, joined: accepted where all answers are."""
 
     phase: Phase
     slot: Slot
     asked: tuple[Asked, ...]
-    candidates: Mapping[str, Candidate]
-    parts: Mapping[str, tuple[Part, ...]]
+    answers: tuple[Answer, ...]
+    verdicts: Mapping[str, Verdict]
 
-    @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """Every verdict, by kernel name."""
-        return tuple(candidate.verdict for _, candidate in sorted(self.candidates.items()))
+    def by_rank(self) -> Iterator[str]:
+        """The kernels that serve every question, best first."""
+        first = self.answers[0]
+        before = ""
+        for at in bits_of(first.rows):
+            kernel = first.slot_index.rows[at].offer.kernel
+            if kernel != before and self.verdicts[kernel].accepted:
+                yield kernel
+            before = kernel
 
     def accepted(self) -> list[str]:
-        """The kernels that serve every question."""
-        return [kernel for kernel, candidate in self.candidates.items() if candidate.refusal is None]
+        """The kernels that serve every question, best first, each once."""
+        return list(dict.fromkeys(self.by_rank()))
+
+    def parts(self, kernel: str) -> tuple[Part, ...]:
+        """The accepting row of a kernel for each question."""
+        rows = [(asked, answer.row_of(kernel)) for asked, answer in zip(self.asked, self.answers, strict=True)]
+        return tuple([Part(asked, row) for asked, row in rows if row is not None])
 
 
 class Choice(NamedTuple):
@@ -64,26 +76,22 @@ class Choice(NamedTuple):
     passed_over: tuple[Verdict, ...]
 
 
-def table_of(host: HostCatalogue, phase: Phase, slot: Slot, asked: tuple[Asked, ...]) -> Table:
-    """Judge every kernel on every question; a kernel is accepted where all of its answers are."""
-    first = evaluate(host, asked[0].question)
-    parts: dict[str, tuple[Part, ...]] = {
-        name: (Part(asked[0], it.row),) for name, it in first.items() if it.row is not None and it.refusal is None
-    }
-    if len(asked) == 1:
-        return Table(phase, slot, asked, first, parts)
-    joined = dict(first)
-    for other in asked[1:]:
-        for name, rows in host.kernels[slot].items():
-            if joined[name].refusal is not None:
-                continue
-            answer = judge(name, rows, other.question)
-            if answer.refusal is None and answer.row is not None:
-                parts[name] = (*parts[name], Part(other, answer.row))
-            else:
-                joined[name] = answer
-                parts.pop(name, None)
-    return Table(phase, slot, asked, joined, parts)
+def ask(host: HostCatalogue, slot: Slot, asked: tuple[Asked, ...]) -> tuple[Answer, ...]:
+    """Put the questions of a slot to every kernel, once for all phases."""
+    index = host.slots[slot]
+    return tuple([evaluate(index, item.question) for item in asked])
+
+
+def table_of(slot: Slot, asked: tuple[Asked, ...], common: tuple[Answer, ...], needs: PhaseNeeds) -> Table:
+    """Put one phase's needs to what the questions left."""
+    answers = tuple([evaluate_phase(answer, needs) for answer in common])
+    verdicts = answers[0].verdicts()
+    for answer in answers[1:]:
+        # a kernel must serve every question; its first refusal is its verdict
+        for name, verdict in answer.verdicts().items():
+            if verdicts[name].accepted:
+                verdicts[name] = verdict
+    return Table(needs.phase, slot, asked, answers, verdicts)
 
 
 def bind_key(host: HostCatalogue, table: Table, key: str, who: str, source: str) -> Choice:
@@ -96,8 +104,8 @@ def bind_key(host: HostCatalogue, table: Table, key: str, who: str, source: str)
     kernels, warnings = _kernels_of(host, table, key, who)
     passed: list[Verdict] = []
     for kernel in kernels:
-        candidate = table.candidates.get(kernel)
-        if candidate is None:
+        verdict = table.verdicts.get(kernel)
+        if verdict is None:
             failure = host.catalogue.failure_of(kernel)
             if failure is not None:
                 raise failed_key(who, kernel, failure)
@@ -105,15 +113,15 @@ def bind_key(host: HostCatalogue, table: Table, key: str, who: str, source: str)
                 Verdict(kernel, False, "not_installed", "plugin", f"a plugin that has {kernel}", "none installed")
             )
             continue
-        if candidate.refusal is None:
+        if verdict.accepted:
             lost = [
                 Warn("lost", f"{who}: {kernel} binds; passed over {item.kernel}, no installed plugin has it")
                 for item in passed
                 if item.code == "not_installed"
             ]
-            return Choice(kernel, table.parts[kernel], source, (*warnings, *lost), tuple(passed))
-        passed.append(candidate.verdict)
-        if candidate.refusal.code in INSTALLATION:
+            return Choice(kernel, table.parts(kernel), source, (*warnings, *lost), tuple(passed))
+        passed.append(verdict)
+        if verdict.code in INSTALLATION:
             break
     raise refused_key(host, table, key, who, tuple(passed))
 
@@ -122,36 +130,42 @@ def rank(
     host: HostCatalogue,
     table: Table,
     who: str,
-    *,
+    policy: Policy,
     measurements: Measurements | None = None,
-    fits: Mapping[str, bool] | None = None,
-    policy_allow: frozenset[str] = frozenset(),
-    policy_deny: frozenset[str] = frozenset(),
+    fits: Callable[[tuple[Part, ...]], bool] | None = None,
 ) -> Choice:
-    """Choose by rank: this host's measurement where both sides have one, else priority, ties by name.
+    """Choose by rank: this host's measurements first where there are any, then priority, ties by name.
 
     Approximate and interpreted rows are never picked; distributions outside a given allow list rank below all inside.
-    `fits` rules out kernels whose page size or layout cannot join what is already chosen.
+    `fits` rules out rows whose page size or layout cannot join what is already chosen.
 
     Raises:
         NoKernel: nothing accepts, with every reason.
     """
-    ranked: list[tuple[tuple[float, float, str], str]] = []
-    for kernel in table.accepted():
-        row = table.parts[kernel][0].row
-        if row.interpreted or row.offer.accuracy != "exact" or row.plugin.distribution in policy_deny:
+    for kernel in _ranked(table, policy, measurements):
+        parts = table.parts(kernel)
+        if any(part.row.interpreted or part.row.offer.accuracy != "exact" for part in parts):
             continue
-        if fits is not None and not fits.get(kernel, True):
-            continue
-        time = measurements.time_of(table.slot, table.phase, kernel) if measurements is not None else None
-        outside = bool(policy_allow) and row.plugin.distribution not in policy_allow
-        order = (float(outside), time if time is not None else float("inf"), -row.offer.priority, kernel)
-        ranked.append((order, kernel))  # type: ignore[arg-type]
-    if not ranked:
-        raise no_kernel(host, table, who)
-    kernel = min(ranked)[1]
-    measured = measurements is not None and measurements.time_of(table.slot, table.phase, kernel) is not None
-    return Choice(kernel, table.parts[kernel], "auto (measured)" if measured else "auto", (), ())
+        if fits is None or fits(parts):
+            timed = measurements is not None and measurements.time_of(table.slot, table.phase, kernel) is not None
+            return Choice(kernel, parts, "auto (measured)" if timed else "auto", (), ())
+    raise no_kernel(host, table, who)
+
+
+def _ranked(table: Table, policy: Policy, measurements: Measurements | None) -> Iterable[str]:
+    """Accepted kernels best first; `accepted` is in priority order already, and sorting keeps that order in ties."""
+    if measurements is None and not policy.allow and not policy.deny:
+        return table.by_rank()
+    names = table.accepted()
+    owners = {name: table.answers[0].row_of(name) for name in names}
+    distributions = {name: row.plugin.distribution for name, row in owners.items() if row is not None}
+
+    def order(name: str) -> tuple[bool, float]:
+        time = measurements.time_of(table.slot, table.phase, name) if measurements is not None else None
+        outside = bool(policy.allow) and distributions[name] not in policy.allow
+        return outside, time if time is not None else float("inf")
+
+    return sorted((name for name in names if distributions[name] not in policy.deny), key=order)
 
 
 def phase_plan(
@@ -168,13 +182,16 @@ def phase_plan(
         main.library,
         choice.source,
         tuple(_group_plan(part) for part in (choice.parts if parts is None else parts)),
-        table.verdicts,
+        tuple(table.verdicts.values()),
     )
 
 
 def _group_plan(part: Part) -> GroupPlan:
-    layers = tuple(sorted(layer for group in part.asked.groups for layer in group.layers))
-    row = part.row
+    groups, row = part.asked.groups, part.row
+    if len(groups) == 1:
+        layers = groups[0].layers
+    else:
+        layers = tuple(sorted(layer for group in groups for layer in group.layers))
     return GroupPlan(
         part.asked.component, part.asked.question.family, layers, row.offer.kernel, row.plugin, row.library, row.index
     )

@@ -54,7 +54,9 @@ def layout_of(rows: Sequence[HostRow], engine: EngineFacts, who: str) -> str:
 
 def common_page_size(rows: Sequence[HostRow]) -> int | None:
     """A page size every row reads: a preferred one where possible."""
-    offers = [row.offer.page_sizes for row in rows]
+    offers = list(dict.fromkeys([row.offer.page_sizes for row in rows]))
+    if len(offers) == 1:
+        return offers[0].preferred
     candidates = [pages.preferred for pages in offers]
     candidates += [size for pages in offers for size in pages.exact]
     candidates.append(math.lcm(*(pages.multiple_of or 1 for pages in offers)))
@@ -91,12 +93,14 @@ def graph_level(rows: Iterable[HostRow], engine: EngineFacts) -> GraphLevel:
 def losses_of(tables: Sequence[tuple[Table, Choice]], engine: EngineFacts) -> tuple[Loss, ...]:
     """What each choice costs, and the accepted kernel that would not cost it."""
     wanted = GRAPH_LEVELS.index(engine.graph)
-    losses = []
+    losses: list[Loss] = []
+    if wanted == 0:
+        return ()
     for table, choice in tables:
         have = min(part.row.graph for part in choice.parts)
         if table.phase not in ("decode", "verify", "draft_decode") or have >= wanted:
             continue
-        better = [name for name in table.accepted() if min(part.row.graph for part in table.parts[name]) >= wanted]
+        better = [name for name in table.accepted() if min(part.row.graph for part in table.parts(name)) >= wanted]
         cost = f"CUDA graph {GRAPH_LEVELS[wanted]} -> {GRAPH_LEVELS[have]}"
         losses.append(Loss("graph", table.phase, choice.kernel, cost, min(better, default="")))
     return tuple(losses)

@@ -1,4 +1,5 @@
 """`demo` placeholder."""
+
 import typer
 
 

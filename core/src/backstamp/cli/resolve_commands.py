@@ -9,11 +9,11 @@ import typer
 from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.cli.console import print_json, print_plan, print_table, say
 from backstamp.cli.options import AsJson, Flags, with_flags
+from backstamp.compiled import compile_for
 from backstamp.construction import build
 from backstamp.discovery import discover
 from backstamp.errors import BadInput
 from backstamp.explanation import explain_key
-from backstamp.hostfit import compile_for
 from backstamp.plan import Plan
 from backstamp.reports import built_report
 from backstamp.resolution import resolve_on

@@ -1,0 +1,131 @@
+"""One slot of a host's catalogue as bit masks: bit i of a mask is row i, and rows lie in rank order.
+
+In: host rows. Out: a `SlotIndex` whose masks say which rows declare a value, so that a check on all rows is one AND,
+and the lowest bit of what is left is the best row. It is built once a host; it remembers no question and no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from backstamp.declarations import PageSizes
+from backstamp.hostfit import HostRow
+from backstamp.plan import Verdict
+
+__all__ = ["SlotIndex", "bits_of", "index_rows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotIndex:
+    """The rows of one slot, best first, and masks over them.
+
+    Attributes:
+        names: every kernel, in name order. kernels: the rows of each.
+        accepted: the accepting verdict of each kernel. settled: verdicts of kernels this machine already refuses.
+        machine: rows the machine fits. installed: rows whose libraries are in place.
+        has: (field, value) to the rows that declare the value; "dim" has "any" for open head dims.
+        needs, inputs: each declared need and input with its rows.
+        pages: distinct page-size sets and their rows. renamed: rows that map operator names of KV dtypes.
+        aligned: rows with a prefill alignment.
+    """
+
+    rows: tuple[HostRow, ...]
+    names: tuple[str, ...]
+    kernels: Mapping[str, int]
+    accepted: Mapping[str, Verdict]
+    settled: Mapping[str, Verdict]
+    machine: int
+    installed: int
+    has: Mapping[tuple[str, Hashable], int]
+    needs: tuple[tuple[str, int], ...]
+    inputs: tuple[tuple[str, int], ...]
+    pages: tuple[tuple[PageSizes, int], ...]
+    renamed: int
+    aligned: int
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """The positions of a mask's bits, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
+    """Rank rows by priority, then kernel name, then declared order, and index what they declare."""
+    ranked = tuple(sorted(rows, key=lambda row: (-row.offer.priority, row.offer.kernel, row.index)))
+    kernels: dict[str, int] = {}
+    has: dict[tuple[str, Hashable], int] = {}
+    pages: dict[PageSizes, int] = {}
+    flags = dict.fromkeys(("machine", "installed", "renamed", "aligned"), 0)
+    for at, row in enumerate(ranked):
+        bit = 1 << at
+        kernels[row.offer.kernel] = kernels.get(row.offer.kernel, 0) | bit
+        pages[row.offer.page_sizes] = pages.get(row.offer.page_sizes, 0) | bit
+        for value in _declared_values(row):
+            has[value] = has.get(value, 0) | bit
+        for flag, holds in _flags(row).items():
+            flags[flag] |= bit if holds else 0
+    names = tuple(sorted(kernels))
+    first = {name: ranked[next(bits_of(kernels[name]))] for name in names}
+    return SlotIndex(
+        rows=ranked,
+        names=names,
+        kernels={name: kernels[name] for name in names},
+        accepted={name: Verdict(name, True, plugin=first[name].plugin.name) for name in names},
+        settled={name: _settled(name, kernels[name], ranked) for name in names if not kernels[name] & flags["machine"]},
+        has=has,
+        needs=tuple((str(value), mask) for (field, value), mask in has.items() if field == "needs"),
+        inputs=tuple((str(value), mask) for (field, value), mask in has.items() if field == "input"),
+        pages=tuple(pages.items()),
+        **flags,
+    )
+
+
+def _flags(row: HostRow) -> dict[str, bool]:
+    return {
+        "machine": row.refusal is None,
+        "installed": row.installation is None,
+        "renamed": bool(row.offer.kv_dtype_names),
+        "aligned": row.offer.alignment_tokens is not None,
+    }
+
+
+def _declared_values(row: HostRow) -> Iterator[tuple[str, Hashable]]:
+    """Every (field, value) a row declares."""
+    offer = row.offer
+    sets = {
+        "phase": row.phases,
+        "dtype": offer.dtypes,
+        "kv_dtype": offer.kv_dtypes,
+        "feature": offer.features,
+        "excludes": offer.excludes,
+        "needs": offer.needs,
+        "kv_form": offer.kv_forms,
+        "index_form": offer.index_forms,
+        "input": offer.inputs,
+        "layout": offer.layouts,
+    }
+    for field, values in sets.items():
+        for value in values:
+            yield field, value
+    for dim in row.dims if row.dims is not None else ("any",):
+        yield "dim", dim
+    yield "family", offer.family
+    yield "mask", offer.mask_format
+    yield "plan", offer.plan
+    yield "prefix", offer.prefix
+    yield "deterministic", offer.deterministic
+    if not offer.index_forms:
+        yield "index_form", "none"
+
+
+def _settled(kernel: str, mask: int, rows: Sequence[HostRow]) -> Verdict:
+    """The verdict of a kernel none of whose rows fits this machine: its deepest refusal, like ones said together."""
+    refused = [(row.refusal, row.plugin.name) for row in (rows[at] for at in bits_of(mask)) if row.refusal is not None]
+    nearest, plugin = max(refused, key=lambda item: item[0].depth)
+    like = [item for item, _ in refused if item.code == nearest.code]
+    wanted = " or ".join(dict.fromkeys(item.wanted for item in like))
+    return Verdict(kernel, False, nearest.code, nearest.field, wanted, nearest.have, plugin)

@@ -1,0 +1,72 @@
+"""What a draft model needs of its target, told by its config.
+
+In: the fields of a config and its architecture's name. Out: `DraftFacts`, or None for a model that is no draft. A
+target that carries next-token layers beside its own (`num_nextn_predict_layers`) is no draft.
+
+Sources: SGLang 0.5.23 and vLLM 0.32 name draft classes ...Eagle, ...Eagle3, ...NextN, ...MTP and ...DFlash; EAGLE-3
+(arXiv 2503.01840) feeds on a low, a middle and a high layer of its target; DFlash (arXiv 2602.06036) drafts a block at
+once, its tokens seeing each other; transformers 5.24 names Gemma 4's cache-sharing drafts ...Assistant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from backstamp.model import DraftFacts
+from backstamp.model_fields import Fields
+
+__all__ = ["draft_facts", "draft_layer_count"]
+
+#: As whole words of a class name: "MTP" in "Qwen3NextMTP", not in a longer run of capitals.
+_DRAFT_CLASS: Final = re.compile(r"Eagle|NextN|(?<![A-Z])MTP|DFlash|DSpark|Assistant")
+_NEXT_TOKEN: Final = re.compile(r"NextN|(?<![A-Z])MTP")
+_DRAFT_FIELDS: Final = ("draft_vocab_size", "eagle_config", "dflash_config", "eagle_aux_hidden_state_layer_ids")
+#: Low, middle and high layer. Source: EAGLE-3, section 3.1.
+_EAGLE3_STATES: Final = 3
+
+
+def draft_facts(outer: Fields, fields: Fields, architecture: str) -> DraftFacts | None:
+    """What this draft needs, or None for a model that is no draft; short convolutions among its layers are added by
+    whoever reads those."""
+    algorithm = outer.text("speculators_model_type") or ""
+    if not (_DRAFT_CLASS.search(architecture) or algorithm or outer.has(*_DRAFT_FIELDS)):
+        return None
+    block = "DFlash" in architecture or algorithm == "dflash" or outer.has("dflash_config")
+    return DraftFacts(
+        shares_kv=_shares_kv(fields, architecture),
+        aux_hidden_states=_aux_hidden_states(outer, architecture, algorithm),
+        non_causal=block,
+        conv_sidecar=fields.has("conv_L_cache", "short_conv_kernel_size"),
+    )
+
+
+def draft_layer_count(fields: Fields, architecture: str) -> int | None:
+    """How many next-token layers a draft cut from its target's config has; None for a config that is its own."""
+    if not _NEXT_TOKEN.search(architecture):
+        return None
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    return fields.whole(*names) if fields.has(*names) else None
+
+
+def _shares_kv(fields: Fields, architecture: str) -> bool:
+    """Every layer reads the target's cache. Source: Gemma4AssistantConfig, which shares all layers where unsaid."""
+    shared = fields.whole("num_kv_shared_layers", default=0, least=0)
+    if architecture.startswith("Gemma4") and "Assistant" in architecture:
+        return True
+    return shared > 0 and shared >= fields.whole("num_hidden_layers")
+
+
+def _aux_hidden_states(outer: Fields, architecture: str, algorithm: str) -> int:
+    """How many hidden states of the target a draft consumes beside the last."""
+    eagle, block = outer.part("eagle_config"), outer.part("dflash_config")
+    listed = outer.wholes("eagle_aux_hidden_state_layer_ids") or outer.wholes("aux_hidden_state_layer_ids")
+    if eagle is not None:
+        if eagle.flag("use_aux_hidden_state") is False:
+            return 0
+        listed = eagle.wholes("eagle_aux_hidden_state_layer_ids") or listed
+    if block is not None:
+        listed = block.wholes("target_layer_ids") or listed
+    if listed:
+        return len(listed)
+    return _EAGLE3_STATES if "Eagle3" in architecture or algorithm == "eagle3" else 0

@@ -1,0 +1,190 @@
+"""How each check of the evaluator reads when it refuses: what was wanted and what there was.
+
+In: the row that was lost and what was asked. Out: two phrases for "needs X, got Y". It compares nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from backstamp.hostfit import HostRow
+
+if TYPE_CHECKING:
+    from backstamp.evaluation import PhaseNeeds, Question
+
+__all__ = ["INSTALLATION_CHECK", "WORDS", "Told", "Wording"]
+
+#: The last check: its words were written when the catalogue was compiled for the host.
+INSTALLATION_CHECK: Final = "installation"
+
+
+class Told(NamedTuple):
+    """What a refusal may quote: the question, and the phase's needs once a phase was asked."""
+
+    question: Question
+    needs: PhaseNeeds | None
+
+
+Phrase = Callable[[HostRow, Told], str]
+
+
+class Wording(NamedTuple):
+    """A check's code, the declared field it reads, and its two phrases."""
+
+    code: str
+    field: str
+    wanted: Phrase
+    have: Phrase
+
+
+_FAMILIES: Final = {
+    "mha": "an MHA (multi-head or grouped-query, non-MLA) model",
+    "mla": "an MLA model",
+    "sparse_mla": "a sparse MLA model",
+    "csa": "a DeepSeek V4 (compressed sparse attention) model",
+}
+
+
+def _join(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words))
+
+
+def _dims(dims: Iterable[tuple[int, int]]) -> str:
+    pairs = sorted(dims)
+    same = [str(qk) for qk, v in pairs if qk == v]
+    mixed = [f"{qk}/{v}" for qk, v in pairs if qk != v]
+    # a kernel that takes every pair of its sizes says so once
+    return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
+
+
+def _phase(told: Told) -> PhaseNeeds:
+    assert told.needs is not None, "a phase's refusal before a phase was asked"
+    return told.needs
+
+
+WORDS: Final[Mapping[str, Wording]] = {
+    "family": Wording(
+        "family",
+        "family",
+        lambda row, told: _FAMILIES.get(row.offer.family, f"a {row.offer.family} model"),
+        lambda row, told: told.question.family,
+    ),
+    "phase": Wording(
+        "phase",
+        "phases",
+        lambda row, told: f"a kernel for {_phase(told).phase}",
+        lambda row, told: f"{_join(row.phases)} only",
+    ),
+    "dtype": Wording(
+        "dtype", "dtypes", lambda row, told: _join(row.offer.dtypes), lambda row, told: told.question.dtype
+    ),
+    "head_dim": Wording(
+        "head_dim",
+        "head_dims",
+        lambda row, told: f"head dim {_dims(row.dims or ())}",
+        lambda row, told: _dims(told.question.dims - (row.dims or frozenset())),
+    ),
+    "feature": Wording(
+        "feature",
+        "features",
+        lambda row, told: f"a kernel that declares {_join(told.question.features - row.offer.features)}",
+        lambda row, told: _join(row.offer.features) or "no feature declared",
+    ),
+    "phase_feature": Wording(
+        "feature",
+        "features",
+        lambda row, told: f"a kernel that declares {_join(_phase(told).features - row.offer.features)}",
+        lambda row, told: _join(row.offer.features) or "no feature declared",
+    ),
+    "kv_dtype": Wording(
+        "kv_dtype",
+        "kv_dtypes",
+        lambda row, told: f"KV dtype {_join(row.offer.kv_dtypes)}",
+        lambda row, told: told.question.kv_dtype,
+    ),
+    "page_size": Wording(
+        "page_size",
+        "page_sizes",
+        lambda row, told: f"page size {row.offer.page_sizes.describe()}",
+        lambda row, told: str(told.question.page_size),
+    ),
+    "layout": Wording(
+        "layout",
+        "layouts",
+        lambda row, told: f"KV layout {', '.join(row.offer.layouts)}",
+        lambda row, told: _join(told.question.engine.layouts),
+    ),
+    "excludes": Wording(
+        "excludes",
+        "excludes",
+        lambda row, told: f"a launch without {_join(row.offer.excludes & told.question.situations)}",
+        lambda row, told: _join(row.offer.excludes & told.question.situations),
+    ),
+    "needs": Wording(
+        "needs",
+        "needs",
+        lambda row, told: f"a launch with {_join(row.offer.needs - told.question.situations)}",
+        lambda row, told: _join(told.question.situations) or "none of it",
+    ),
+    "alignment": Wording(
+        "alignment",
+        "alignment_tokens",
+        lambda row, told: f"a prefill chunk in multiples of {row.offer.alignment_tokens} tokens",
+        lambda row, told: str(told.question.chunk_tokens),
+    ),
+    "deterministic": Wording(
+        "deterministic",
+        "deterministic",
+        lambda row, told: "a kernel that declares deterministic",
+        lambda row, told: "undeclared",
+    ),
+    "prefix": Wording(
+        "prefix",
+        "prefix",
+        lambda row, told: "attention over cached tokens",
+        lambda row, told: "a kernel that does not declare it",
+    ),
+    "paged": Wording(
+        "kv_form",
+        "kv_forms",
+        lambda row, told: "a kernel that reads paged KV",
+        lambda row, told: f"{_join(row.offer.kv_forms)} KV only",
+    ),
+    "mask": Wording(
+        "mask",
+        "mask_format",
+        lambda row, told: "a model without a causal mask",
+        lambda row, told: "a causal model",
+    ),
+    "kv_form": Wording(
+        "kv_form",
+        "kv_forms",
+        lambda row, told: f"{_join(row.offer.kv_forms)} KV",
+        lambda row, told: f"{_join(told.question.engine.kv_forms)} KV",
+    ),
+    "index_form": Wording(
+        "index_form",
+        "index_forms",
+        lambda row, told: f"KV index as {_join(row.offer.index_forms)}",
+        lambda row, told: f"an engine that builds {_join(told.question.engine.index_forms)}",
+    ),
+    "input": Wording(
+        "input",
+        "inputs",
+        lambda row, told: f"the input {_join(row.offer.inputs - told.question.engine.inputs)}",
+        lambda row, told: f"an engine that supplies {_join(told.question.engine.inputs) or 'none'}",
+    ),
+    "mask_form": Wording(
+        "mask",
+        "mask_format",
+        lambda row, told: f"a {row.offer.mask_format} mask",
+        lambda row, told: f"an engine that supplies {_join(told.question.engine.mask_formats) or 'no mask'}",
+    ),
+    "plan": Wording(
+        "plan",
+        "plan",
+        lambda row, told: "a plan that runs on the device alone, for an engine without a replay hook",
+        lambda row, told: "plan: host",
+    ),
+}
