@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
 from backstamp.catalogue import Catalogue, Row
-from backstamp.construction import Factory, RunnerBackends, build
+from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
 from backstamp.declarations import Alias, Offer
 from backstamp.draft import DraftBackendFactory, DraftSteps
 from backstamp.engine import EngineFacts
@@ -26,7 +25,7 @@ from backstamp.plan import Plan
 from backstamp.resolution import resolve
 from backstamp.stamp import copy_stamp, read_stamp, verify_consumed
 from backstamp.testing.dists import cpu_offer
-from backstamp.testing.fakes import FakeRunner, RecordingBackend, catalogue_of, fake_plugin, recording_factory
+from backstamp.testing.fakes import RecordingBackend, catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host
 
 OFFER = cpu_offer("one", "fake")
@@ -51,7 +50,7 @@ def built(
 ) -> RunnerBackends:
     """The same, built with recording fakes."""
     plan, catalogue = planned(*offers, requests=requests, role=role, aliases=aliases)
-    return build(plan, FakeRunner(), catalogue, load=load)
+    return build(plan, RunnerShape(), catalogue, load=load)
 
 
 def answering(answer: Callable[[BuildRequest], object]) -> Callable[[Row, Catalogue], Factory]:
@@ -139,7 +138,9 @@ def test_a_container_without_children_is_refused() -> None:
         def plan(self, batches: object) -> None:
             """A container's call, without the steps."""
 
-    load = answering(lambda request: Built("one", Hidden() if "draft_decode" in request.phases else RecordingBackend(request)))
+    load = answering(
+        lambda request: Built("one", Hidden() if "draft_decode" in request.phases else RecordingBackend(request))
+    )
     with pytest.raises(ContainerWithoutChildren, match="attn_backends"):
         built(role="draft", load=load)
 
@@ -156,7 +157,10 @@ def test_a_plugins_own_container_is_kept_and_its_steps_counted() -> None:
         return answering(answer)
 
     asked = Requests(speculative_num_steps=3)
-    assert len(built(role="draft", requests=asked, load=load(2)).serving_attention_backend("draft_decode").attn_backends) == 2
+    assert (
+        len(built(role="draft", requests=asked, load=load(2)).serving_attention_backend("draft_decode").attn_backends)
+        == 2
+    )
     with pytest.raises(BuiltMismatch, match="needs 2 steps, got 3"):
         built(role="draft", requests=asked, load=load(3))
 
@@ -216,8 +220,10 @@ def test_a_build_time_feature_must_be_reported_back() -> None:
 
     offer = replace(OFFER, features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
     plan, catalogue = planned(offer)
-    layer = LayerSpec(layer_id=0, num_qo_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128, scale=0.1, softcap=50.0)
-    runner = FakeRunner(layers=(layer,))
+    layer = LayerSpec(
+        layer_id=0, num_qo_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128, scale=0.1, softcap=50.0
+    )
+    runner = RunnerShape(layers=(layer,))
     build(plan, runner, catalogue, load=recording_factory)
     forgetful = answering(lambda request: Built("one", RecordingBackend(request)))
     with pytest.raises(BuiltMismatch, match=r"needs softcap 50.0 compiled in, got softcap not reported"):
@@ -228,7 +234,7 @@ def test_a_factory_that_does_not_import_names_its_cause() -> None:
     """A factory path that leads nowhere is refused with the cause chained."""
     plan, catalogue = planned(replace(OFFER, factory="fake.backend:build"))
     with pytest.raises(FactoryImportFailed, match=r"fake\.backend:build") as caught:
-        build(plan, FakeRunner(), catalogue)
+        build(plan, RunnerShape(), catalogue)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
 
@@ -237,12 +243,18 @@ def test_a_plan_of_other_plugins_is_refused() -> None:
     plan, _ = planned()
     other = catalogue_of(fake_plugin("p", (OFFER,), version="2.0"))
     with pytest.raises(BuiltMismatch, match="another set of plugins"):
-        build(plan, FakeRunner(), other, load=recording_factory)
+        build(plan, RunnerShape(), other, load=recording_factory)
 
 
 @pytest.mark.parametrize(
     ("mode", "phase"),
-    [("extend", "prefill"), ("mixed", "prefill"), ("decode", "decode"), ("idle", "decode"), ("target_verify", "verify")],
+    [
+        ("extend", "prefill"),
+        ("mixed", "prefill"),
+        ("decode", "decode"),
+        ("idle", "decode"),
+        ("target_verify", "verify"),
+    ],
 )
 def test_forward_modes_map_onto_phases(mode: str, phase: str) -> None:
     """Mission section 1: extend and mixed run prefill, decode and idle run decode, verify is its own."""

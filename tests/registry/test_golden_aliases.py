@@ -10,9 +10,8 @@ import csv
 from pathlib import Path
 
 import pytest
-
 from backstamp.catalogue import build_catalogue
-from backstamp.construction import build
+from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
 from backstamp.draft import DraftBackendFactory
 from backstamp.engine import EngineFacts
@@ -21,8 +20,9 @@ from backstamp.launch import Requests, make_launch
 from backstamp.model import model_from_config
 from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
-from backstamp.testing.fakes import FakeRunner, recording_factory
+from backstamp.testing.fakes import recording_factory
 from backstamp.testing.hosts import described_host
+
 from tests.models import config
 
 TABLE = Path(__file__).parent.parent / "data" / "aliases.csv"
@@ -53,7 +53,7 @@ def test_a_draft_key_builds_what_the_table_says(row: dict[str, str]) -> None:
         assert row["draft_decode"].split(": ")[1].lower() in caught.value.message.lower()
         return
     plan = resolve(launch, EngineFacts(), model, host, catalogue, role="draft")
-    factory = DraftBackendFactory(build(plan, FakeRunner(), catalogue, load=recording_factory))
+    factory = DraftBackendFactory(build(plan, RunnerShape(), catalogue, load=recording_factory))
     container = factory.create_decode_backend()
     stamps = [read_stamp(item).kernel for item in (container, *container.attn_backends)]
     assert set(stamps) == {row["draft_decode"]}

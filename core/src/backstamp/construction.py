@@ -25,7 +25,7 @@ from backstamp.stamp import Stamp, is_container, put_stamp, steps_of, verify_con
 if TYPE_CHECKING:
     from backstamp.attention import AttentionBackend, LayerSpec
 
-__all__ = ["Factory", "Runner", "RunnerBackends", "build", "load_factory"]
+__all__ = ["Factory", "Runner", "RunnerBackends", "RunnerShape", "build", "load_factory"]
 
 Factory = Callable[[BuildRequest], Built]
 
@@ -39,6 +39,18 @@ class Runner(Protocol):
     max_tokens: int
     max_pages: int
     max_kv_len: int
+
+
+@dataclass(slots=True)
+class RunnerShape:
+    """A `Runner` as plain values, for engines that have no such object and for builds without an engine."""
+
+    device: str = "cpu"
+    layers: Sequence[LayerSpec] = ()
+    max_rows: int = 8
+    max_tokens: int = 256
+    max_pages: int = 64
+    max_kv_len: int = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from backstamp.declarations import Family
 from backstamp.errors import BadModel
 
 __all__ = [
+    "DEFAULT_CONFIG",
     "LINEAR_FAMILIES",
     "DraftFacts",
     "LayerFacts",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 LINEAR_FAMILIES: Final[frozenset[Family]] = frozenset({"gdn", "kda", "mamba2", "lightning", "short_conv"})
-_DEFAULT: Final = "models/llama-3.1-8b.json"
+DEFAULT_CONFIG: Final = "models/llama-3.1-8b.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def load_model(path: str | Path, dtype: str | None = None) -> ModelFacts:
 
 def default_model() -> ModelFacts:
     """The model asked about when none is named: the shape of Llama 3.1 8B."""
-    return model_from_config(json.loads(files("backstamp").joinpath(_DEFAULT).read_text("utf-8")))
+    return model_from_config(json.loads(files("backstamp").joinpath(DEFAULT_CONFIG).read_text("utf-8")))
 
 
 def model_from_config(config: Mapping[str, object], who: str = "model config", dtype: str | None = None) -> ModelFacts:

@@ -18,9 +18,8 @@ from backstamp.model_fields import Fields
 
 __all__ = ["draft_facts", "draft_layer_count"]
 
-#: As whole words of a class name: "MTP" in "Qwen3NextMTP", not in a longer run of capitals.
-_DRAFT_CLASS: Final = re.compile(r"Eagle|NextN|(?<![A-Z])MTP|DFlash|DSpark|Assistant")
-_NEXT_TOKEN: Final = re.compile(r"NextN|(?<![A-Z])MTP")
+_DRAFT_CLASS: Final = re.compile(r"Eagle|NextN|MTP|DFlash|DSpark|Assistant")
+_NEXT_TOKEN: Final = re.compile(r"NextN|MTP")
 _DRAFT_FIELDS: Final = ("draft_vocab_size", "eagle_config", "dflash_config", "eagle_aux_hidden_state_layer_ids")
 #: Low, middle and high layer. Source: EAGLE-3, section 3.1.
 _EAGLE3_STATES: Final = 3

@@ -10,14 +10,14 @@ from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.cli.console import print_json, print_plan, print_table, say
 from backstamp.cli.options import AsJson, Flags, with_flags
 from backstamp.compiled import compile_for
-from backstamp.construction import build
+from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
 from backstamp.errors import BadInput
 from backstamp.explanation import explain_key
 from backstamp.plan import Plan
 from backstamp.reports import built_report
 from backstamp.resolution import resolve_on
-from backstamp.testing.fakes import FakeRunner, recording_factory
+from backstamp.testing.fakes import recording_factory
 
 __all__ = ["add_to"]
 
@@ -67,7 +67,7 @@ def _build(
             "build", needed="--fake", found="no runner to build for", fix="An engine builds for real: backstamp.build"
         )
     plan, catalogue = _plan(flags)
-    backends = build(plan, FakeRunner(), catalogue, load=recording_factory)
+    backends = build(plan, RunnerShape(), catalogue, load=recording_factory)
     report = built_report(backends)
     if as_json:
         print_json(report)

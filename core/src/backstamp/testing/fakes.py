@@ -8,9 +8,7 @@ like any other object.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from backstamp.attention import LayerSpec
 from backstamp.catalogue import Catalogue, Row, build_catalogue
 from backstamp.construction import Factory
 from backstamp.declarations import Alias, Offer
@@ -19,7 +17,7 @@ from backstamp.discovery import Discovery, Failure, Found
 from backstamp.factories import BuildRequest, Built
 from backstamp.plan import PluginRef
 
-__all__ = ["FakeRunner", "RecordingBackend", "catalogue_of", "fake_plugin", "recording_factory"]
+__all__ = ["RecordingBackend", "catalogue_of", "fake_plugin", "recording_factory"]
 
 
 class RecordingBackend:
@@ -47,18 +45,6 @@ def recording_factory(row: Row, catalogue: Catalogue) -> Factory:
         return Built(row.offer.kernel, RecordingBackend(request), request.settings)
 
     return factory
-
-
-@dataclass(slots=True)
-class FakeRunner:
-    """A runner with no model behind it."""
-
-    device: str = "cpu"
-    layers: Sequence[LayerSpec] = ()
-    max_rows: int = 8
-    max_tokens: int = 256
-    max_pages: int = 64
-    max_kv_len: int = 1024
 
 
 def fake_plugin(

@@ -1,0 +1,238 @@
+"""The demo: a small decoder served end to end by the backends a plan chose, checked against float64 as it runs.
+
+In: a launch, a model config and this host. Out: a `DemoReport`: plans, stamps read from built objects, tokens of plain
+and speculative decoding, and the worst relative error of every phase. It is the main job in one call, and an example
+of the order in which an engine makes its calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+import torch
+
+from backstamp.attention import AttentionBackend, DraftContainer
+from backstamp.catalogue import Catalogue
+from backstamp.compiled import HostCatalogue, compile_for
+from backstamp.construction import RunnerBackends, RunnerShape, build
+from backstamp.declarations import Role
+from backstamp.draft import DraftBackendFactory
+from backstamp.engine import EngineFacts
+from backstamp.host import HostFacts
+from backstamp.launch import Launch
+from backstamp.model import ModelFacts, model_from_config
+from backstamp.plan import Plan
+from backstamp.reports import built_report
+from backstamp.resolution import resolve_on
+from backstamp.testing.decoder import Decoder, DecoderConfig
+from backstamp.testing.kv_pool import KVPool
+from backstamp.testing.mini_engine import MiniEngine
+from backstamp.testing.runner import PhaseErrors, Runner
+from backstamp.testing.speculative import SpeculativeEngine
+
+__all__ = ["DemoReport", "Generation", "facts_of_decoder", "run_demo"]
+
+#: Ragged on purpose: one token, page boundaries, and more than a chunk.
+PROMPT_LENGTHS: Final = (1, 5, 15, 16, 17, 31, 33, 48, 64, 7)
+NEW_TOKENS: Final = (24, 16, 20, 24, 12, 24, 8, 24, 16, 24)
+LAYERS, DRAFT_LAYERS, POOL_TOKENS, CHUNK_TOKENS, MAX_ROWS = 4, 2, 2048, 32, 10
+#: float32 attention against float64; flash kernels in float32 stay well below it.
+ERROR_BOUND: Final = 1e-4
+
+
+class Generation(NamedTuple):
+    """One way of generating: its tokens, and how many a verify step accepted on average (0.0 without verify)."""
+
+    name: str
+    tokens: list[list[int]]
+    accept_length: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """What the demo did.
+
+    Attributes:
+        errors: worst relative error against float64, by role and phase.
+        equal: whether every speculative output equals the plain one token for token.
+    """
+
+    model: ModelFacts
+    target: RunnerBackends
+    draft: RunnerBackends
+    generations: tuple[Generation, ...]
+    errors: Mapping[tuple[Role, str], float]
+    error_bound: float
+
+    def as_json(self) -> dict[str, object]:
+        """The report for tools: plans with stamps, generations, errors, and whether all of it holds."""
+        return {
+            "model": self.model.describe(),
+            "target": built_report(self.target),
+            "draft": built_report(self.draft),
+            "generations": [
+                {
+                    "name": generation.name,
+                    "tokens": generation.tokens,
+                    "accept_length": generation.accept_length,
+                    "seconds": generation.seconds,
+                }
+                for generation in self.generations
+            ],
+            "errors": {f"{role} {phase}": error for (role, phase), error in self.errors.items()},
+            "error_bound": self.error_bound,
+            "equal": self.equal,
+            "sound": self.sound,
+        }
+
+    @property
+    def equal(self) -> bool:
+        """Whether every speculative output equals the plain one token for token."""
+        plain = self.generations[0].tokens
+        return all(generation.tokens == plain for generation in self.generations)
+
+    @property
+    def sound(self) -> bool:
+        """Whether outputs are equal and every phase stays within the error bound; NaN does not."""
+        return self.equal and all(error <= self.error_bound for error in self.errors.values())
+
+
+def run_demo(
+    launch: Launch,
+    config: Mapping[str, object],
+    host: HostFacts,
+    catalogue: Catalogue,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    planned: Callable[[Plan, Plan], None] | None = None,
+) -> DemoReport:
+    """Resolve, build and serve. `progress(what, done, total)` counts tokens; `planned` sees the plans before any run.
+
+    Raises:
+        BackstampError: what cannot be resolved or built; nothing falls back.
+    """
+    # TF32 would hide a float32 kernel's own error behind the matrix unit's
+    torch.backends.cuda.matmul.allow_tf32 = False
+    device = f"cuda:{host.device_index}" if host.device in ("cuda", "rocm") else host.device
+    shape = DecoderConfig.from_config(config, layers=LAYERS)
+    decoder = Decoder(shape, device=device)
+    drafter = Decoder.draft_of(decoder, DRAFT_LAYERS)
+    model = facts_of_decoder(config, shape)
+    draft_model = facts_of_decoder(config, drafter.config)
+    compiled = compile_for(catalogue, host)
+    target_plan = resolve_on(compiled, launch, EngineFacts(name="mini engine"), model)
+    draft_plan = _draft_plan(compiled, launch, draft_model, target_plan)
+    if planned is not None:
+        planned(target_plan, draft_plan)
+    target, target_errors = _serve(target_plan, decoder, catalogue, device)
+    draft, draft_errors = _serve(draft_plan, drafter, catalogue, device)
+    generations = _generate(target, draft, launch, progress)
+    errors: dict[tuple[Role, str], float] = {("target", phase): error for phase, error in target_errors.worst.items()}
+    errors |= {("draft", phase): error for phase, error in draft_errors.worst.items()}
+    return DemoReport(model, target.backends, draft.backends, generations, errors, ERROR_BOUND)
+
+
+def facts_of_decoder(config: Mapping[str, object], shape: DecoderConfig) -> ModelFacts:
+    """Model facts of a scaled-down decoder, read from a config like any model's."""
+    windowed = [window + 1 for window in shape.windows if window >= 0]
+    scaled: dict[str, object] = {
+        **config,
+        "dtype": "float32",
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.vocab,
+        "num_hidden_layers": len(shape.windows),
+        "num_attention_heads": shape.num_qo_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "layer_types": ["full_attention" if window < 0 else "sliding_attention" for window in shape.windows],
+        "sliding_window": windowed[0] if windowed else None,
+    }
+    return model_from_config(scaled)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    runner: Runner
+    backends: RunnerBackends
+
+
+def _draft_plan(host: HostCatalogue, launch: Launch, model: ModelFacts, target: Plan) -> Plan:
+    return resolve_on(host, launch, EngineFacts(name="mini engine"), model, role="draft", target=target)
+
+
+def _serve(plan: Plan, decoder: Decoder, catalogue: Catalogue, device: str) -> tuple[_Served, PhaseErrors]:
+    """Build a plan's backends and put them behind a decoder and its cache."""
+    pages = POOL_TOKENS // plan.page_size
+    shape = RunnerShape(
+        device=device,
+        layers=decoder.layer_specs,
+        max_rows=MAX_ROWS * plan.topk,
+        max_tokens=max(sum(PROMPT_LENGTHS), MAX_ROWS * (1 + plan.topk * plan.num_steps)),
+        max_pages=pages,
+        max_kv_len=POOL_TOKENS,
+    )
+    backends = build(plan, shape, catalogue)
+    errors = PhaseErrors()
+    pool = KVPool.for_layers(decoder.layer_specs, pages, plan.page_size, device=device)
+    runner = Runner(decoder=decoder, pool=pool, backends=_Phases(backends), observe=errors)
+    return _Served(runner, backends), errors
+
+
+@dataclass(frozen=True, slots=True)
+class _Phases:
+    """Answers the engine's one question with the stamped object itself."""
+
+    backends: RunnerBackends
+
+    def serving_attention_backend(self, phase: str) -> AttentionBackend[object]:
+        return cast("AttentionBackend[object]", self.backends.serving_attention_backend(phase))
+
+
+def _generate(
+    target: _Served, draft: _Served, launch: Launch, progress: Callable[[str, int, int], None] | None
+) -> tuple[Generation, ...]:
+    """Plain decoding, then a chain, then a tree where the launch asks for branches."""
+    draw = torch.Generator().manual_seed(7)
+    vocab = target.runner.decoder.config.vocab
+    prompts = [torch.randint(vocab, (length,), generator=draw).tolist() for length in PROMPT_LENGTHS]
+    factory = DraftBackendFactory(draft.backends)
+    container = cast("DraftContainer[object] | None", factory.create_decode_backend())
+    extend = cast("AttentionBackend[object]", factory.create_draft_extend_backend())
+    ways = [("plain", 0), ("chain", 1)] + ([("tree", launch.speculative_topk)] if launch.speculative_topk > 1 else [])
+    generations = []
+    for name, topk in ways:
+        count = _counter(name, progress)
+        begin = time.perf_counter()
+        if topk == 0:
+            engine = MiniEngine(target.runner, chunk_size=CHUNK_TOKENS, max_rows=MAX_ROWS, progress=count)
+            tokens, accepted = engine.generate(prompts, NEW_TOKENS), 0.0
+        else:
+            speculative = SpeculativeEngine(
+                target.runner,
+                draft.runner,
+                container,
+                extend,
+                num_steps=launch.speculative_num_steps,
+                topk=topk,
+                max_rows=MAX_ROWS,
+                progress=count,
+            )
+            tokens, accepted = speculative.generate(prompts, NEW_TOKENS)
+        generations.append(Generation(name, tokens, accepted, time.perf_counter() - begin))
+    return tuple(generations)
+
+
+def _counter(name: str, progress: Callable[[str, int, int], None] | None) -> Callable[[int], None]:
+    done = 0
+
+    def count(produced: int) -> None:
+        nonlocal done
+        done += produced
+        if progress is not None:
+            progress(name, min(done, sum(NEW_TOKENS)), sum(NEW_TOKENS))
+
+    return count
