@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-
 from backstamp.catalogue import Catalogue
 from backstamp.declarations import ANY, Alias, Offer, PageSizes
 from backstamp.engine import EngineFacts
@@ -28,6 +27,7 @@ from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
+
 from tests.models import config
 
 BASE = replace(
@@ -86,7 +86,9 @@ def test_auto_takes_the_highest_priority_and_ties_go_by_name() -> None:
 
 def test_a_measurement_outranks_priority_and_the_plan_says_so() -> None:
     """What was timed on this host beats what was declared."""
-    times = Measurements(host="h100", microseconds=(("attention", "decode", "slow", 9.0), ("attention", "decode", "b", 2.0)))
+    times = Measurements(
+        host="h100", microseconds=(("attention", "decode", "slow", 9.0), ("attention", "decode", "b", 2.0))
+    )
     plan = plan_of([kernel("slow", priority=90), kernel("b", priority=10)], measurements=times)
     assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("b", "auto (measured)")
     assert plan.phase("prefill").kernel == "slow"

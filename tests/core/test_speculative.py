@@ -240,6 +240,12 @@ def test_a_tree_node_sees_the_root_its_branch_so_far_and_itself() -> None:
     ]
 
 
+def test_a_tree_wins_more_than_its_best_first_token_alone() -> None:
+    """The second and third branch are accepted too, where the target takes their way."""
+    chain, tree = (speculate("llama", 3, topk, draft_layers=1).accept_length for topk in (1, 3))
+    assert tree > chain
+
+
 def test_no_request_needs_no_round() -> None:
     """An empty request list answers an empty list and no accept length."""
     target = decoder("llama")
@@ -277,6 +283,6 @@ def test_settings_that_do_not_fit_are_refused(num_steps: int, topk: int, steps: 
 def test_a_request_that_can_not_run_is_refused() -> None:
     """Verify nodes and scratch pages count; the error names the request and both needs."""
     target = decoder("llama")
-    run = engine(target, target, 3, 3, pages=(8, 12))
-    with pytest.raises(BadInput, match="request 1: needs 10 target and 14 draft KV pages, got pools of 8 and 12"):
+    run = engine(target, target, 3, 3, pages=(10, 12))
+    with pytest.raises(BadInput, match="request 1: needs 10 target and 14 draft KV pages, got pools of 10 and 12"):
         run.generate([[1], [2] * 20], 9)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
     from backstamp.catalogue import Catalogue, build_catalogue
     from backstamp.compiled import compile_for
-    from backstamp.construction import build
+    from backstamp.construction import RunnerShape, build
     from backstamp.discovery import discover
     from backstamp.draft import DraftBackendFactory, DraftSteps
     from backstamp.engine import EngineFacts
@@ -49,6 +49,7 @@ __all__ = [
     "Policy",
     "RaggedKV",
     "Requests",
+    "RunnerShape",
     "Stamp",
     "TreeMask",
     "build",
@@ -83,6 +84,7 @@ _HOMES = {
     "Plan": "plan",
     "Policy": "launch",
     "RaggedKV": "attention",
+    "RunnerShape": "construction",
     "Requests": "launch",
     "Stamp": "stamp",
     "TreeMask": "attention",

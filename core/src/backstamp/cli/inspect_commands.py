@@ -24,7 +24,7 @@ from backstamp.tables import markdown_matrix
 
 __all__ = ["add_to"]
 
-hosts_app = typer.Typer(help="Named, recorded and probed hosts.", no_args_is_help=True, rich_markup_mode=None)
+hosts_app = typer.Typer(help="Named, recorded and probed hosts.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:

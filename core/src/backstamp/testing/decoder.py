@@ -23,7 +23,7 @@ __all__ = ["Attend", "Decoder", "DecoderConfig"]
 
 #: `(q [T, Hq, Dk], k [T, Hk, Dk], v [T, Hk, Dv], layer) -> out [T, Hq, Dv]`.
 Attend = Callable[[Tensor, Tensor, Tensor, LayerSpec], Tensor]
-# logits of standard deviation 4: sharp enough that a window, a sink or a soft cap of 50 shows in the tokens
+# logits of standard deviation 4: sharp enough that a lost window, sink or soft cap shows in the tokens
 _QUERY_GAIN = 4.0
 # each layer says half as much as the one before, so that a draft of the first layers agrees in part, as a trained one
 _DEPTH_DECAY = 0.5

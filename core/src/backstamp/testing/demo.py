@@ -8,7 +8,8 @@ of the order in which an engine makes its calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
@@ -16,7 +17,7 @@ import torch
 
 from backstamp.attention import AttentionBackend, DraftContainer
 from backstamp.catalogue import Catalogue
-from backstamp.compiled import HostCatalogue, compile_for
+from backstamp.compiled import compile_for
 from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.declarations import Role
 from backstamp.draft import DraftBackendFactory
@@ -124,13 +125,15 @@ def run_demo(
     model = facts_of_decoder(config, shape)
     draft_model = facts_of_decoder(config, drafter.config)
     compiled = compile_for(catalogue, host)
-    target_plan = resolve_on(compiled, launch, EngineFacts(name="mini engine"), model)
-    draft_plan = _draft_plan(compiled, launch, draft_model, target_plan)
+    engine = EngineFacts(name="mini engine")
+    target_plan = resolve_on(compiled, launch, engine, model)
+    draft_plan = resolve_on(compiled, launch, engine, draft_model, role="draft", target=target_plan)
     if planned is not None:
         planned(target_plan, draft_plan)
     target, target_errors = _serve(target_plan, decoder, catalogue, device)
     draft, draft_errors = _serve(draft_plan, drafter, catalogue, device)
-    generations = _generate(target, draft, launch, progress)
+    with _one_thread():
+        generations = _generate(target, draft, launch, progress)
     errors: dict[tuple[Role, str], float] = {("target", phase): error for phase, error in target_errors.worst.items()}
     errors |= {("draft", phase): error for phase, error in draft_errors.worst.items()}
     return DemoReport(model, target.backends, draft.backends, generations, errors, ERROR_BOUND)
@@ -160,8 +163,15 @@ class _Served:
     backends: RunnerBackends
 
 
-def _draft_plan(host: HostCatalogue, launch: Launch, model: ModelFacts, target: Plan) -> Plan:
-    return resolve_on(host, launch, EngineFacts(name="mini engine"), model, role="draft", target=target)
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tensors this small are slower on many CPU threads than on one, ten times so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _serve(plan: Plan, decoder: Decoder, catalogue: Catalogue, device: str) -> tuple[_Served, PhaseErrors]:

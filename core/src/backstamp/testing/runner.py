@@ -101,7 +101,8 @@ class Runner:
 
     def plan(self, batch: Batch, backend: AttentionBackend[object] | None = None) -> Part:
         """Plan a batch, once a KV group, on the backend that serves its phase, or on the one given."""
-        backend = backend or self.backends.serving_attention_backend(batch.phase)
+        if backend is None:
+            backend = self.backends.serving_attention_backend(batch.phase)
         return Part(backend, batch, {group: backend.plan(batch) for group in self.groups})
 
     def forward(self, rows: Sequence[Row], parts: Sequence[Part]) -> Tensor:
