@@ -11,8 +11,9 @@ PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 demo: $(VENV)/.demo
 	$(BIN)/backstamp demo
 
+# one thread a process: two test processes on two cores, and tensors too small to share out
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

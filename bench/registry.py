@@ -25,11 +25,11 @@ import backstamp.hookspecs  # noqa: F401
 import importlib_metadata
 import packaging.requirements  # noqa: F401  (imports are done before discovery is timed)
 from backstamp.catalogue import Catalogue
+from backstamp.compiled import compile_for
 from backstamp.declarations import PageSizes
 from backstamp.discovery import GROUP, discover
 from backstamp.engine import EngineFacts
 from backstamp.host import load_host
-from backstamp.compiled import compile_for
 from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
 from backstamp.resolution import resolve_on
