@@ -19,6 +19,8 @@ from pathlib import Path
 
 import importlib_metadata
 import torch
+from torch import Tensor
+
 from backstamp.attention import AttentionBackend
 from backstamp.catalogue import build_catalogue
 from backstamp.construction import RunnerShape, build
@@ -32,7 +34,6 @@ from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
 from peers import peers
 from shapes import DIM, HEADS, KV_HEADS, LATENT, MLA_HEADS, ROTARY, Data, Shape, mha_data, mla_data, sampled_error
-from torch import Tensor
 
 ERROR_BOUND = 1e-2
 

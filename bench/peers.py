@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from backstamp.testing.reference import gather_row
 from shapes import DIM, HEADS, KV_HEADS, LATENT, MLA_HEADS, ROTARY, Data
-from torch import Tensor
 
 
 def peers(data: Data) -> list[tuple[str, str, Callable[[], Callable[[], Tensor]]]]:

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import backstamp.hookspecs  # noqa: F401
 import importlib_metadata
 import packaging.requirements  # noqa: F401  (imports are done before discovery is timed)
+from stevedore import ExtensionManager
+
+import backstamp.hookspecs  # noqa: F401
 from backstamp.catalogue import Catalogue
 from backstamp.compiled import compile_for
 from backstamp.declarations import PageSizes
@@ -35,7 +37,6 @@ from backstamp.model import default_model
 from backstamp.resolution import resolve_on
 from backstamp.testing.dists import cpu_offer, write_distribution, write_plugin
 from backstamp.testing.fakes import catalogue_of, fake_plugin
-from stevedore import ExtensionManager
 
 DISTRIBUTIONS, PLUGINS, CANDIDATES = 300, 10, 20
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV
 from backstamp.testing.reference import gather_row, relative_error
-from torch import Tensor
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 MLA_HEADS, LATENT, ROTARY = 128, 512, 64

@@ -1,8 +1,8 @@
 """Write the generated parts of the READMEs: alias x host tables, and the demo's output where asked.
 
-    python docs/generate.py            tables
-    python docs/generate.py --demo     tables, and the output of `backstamp demo` on this machine
-    python docs/generate.py --check    exit 1 when a table is not what the declarations say
+python docs/generate.py            tables
+python docs/generate.py --demo     tables, and the output of `backstamp demo` on this machine
+python docs/generate.py --check    exit 1 when a table is not what the declarations say
 """
 
 from __future__ import annotations

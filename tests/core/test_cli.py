@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from backstamp.testing.dists import write_plugin
 
 MODELS = Path(__file__).parent.parent / "data" / "models"
@@ -109,7 +110,7 @@ def test_usage_is_one_clear_error_and_exits_2(arguments: tuple[str, ...], word: 
         ("{", "needs JSON"),
         ("[]", "a JSON object"),
         ("{}", "model_type"),
-        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 7, "hidden_size": 64, "dtype": "bfloat16"}', "hidden_size"),
+        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 7, "hidden_size": 64}', "hidden_size"),
     ],
 )
 def test_a_malformed_model_is_one_clear_line(tmp_path: Path, text: str, word: str) -> None:

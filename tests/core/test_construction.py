@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from backstamp.catalogue import Catalogue, Row
 from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
 from backstamp.declarations import Alias, Offer

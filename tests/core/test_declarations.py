@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from backstamp.declarations import ANY, Alias, EntryPair, Offer, PageSizes
 from backstamp.declared import Declared, declared_from_json, declared_to_json
 from backstamp.errors import DeclarationError

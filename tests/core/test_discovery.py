@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts

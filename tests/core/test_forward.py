@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+
 from backstamp.attention import Batch, KVIndex
 from backstamp.forward import split_batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from backstamp.errors import BadInput
 from backstamp.launch import Requests, make_launch
 

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
+
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV
 from backstamp.errors import BadInput, BadModel
 from backstamp.testing.decoder import Decoder, DecoderConfig
@@ -17,7 +19,6 @@ from backstamp.testing.kv_pool import KVPool
 from backstamp.testing.mini_engine import MiniEngine
 from backstamp.testing.reference import reference_attention
 from backstamp.testing.runner import PhaseErrors, Runner
-from torch import Tensor
 
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 256, "model_type": "llama"}
 GPT_OSS = {

@@ -8,8 +8,8 @@ import sys
 from dataclasses import FrozenInstanceError, asdict
 
 import pytest
-from backstamp.model import LayerFacts, ModelFacts, default_model, model_from_config
 
+from backstamp.model import LayerFacts, ModelFacts, default_model, model_from_config
 from tests.models import FOLDER, config
 
 UNSET = asdict(LayerFacts(family="mha", num_qo_heads=1, num_kv_heads=1, head_dim=1, v_head_dim=1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from backstamp.model import DraftFacts, ModelFacts, model_from_config
 
+from backstamp.model import DraftFacts, ModelFacts, model_from_config
 from tests.models import config
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+
 from backstamp.catalogue import Catalogue
 from backstamp.declarations import ANY, Alias, Offer, PageSizes
 from backstamp.engine import EngineFacts
@@ -27,7 +28,6 @@ from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
-
 from tests.models import config
 
 BASE = replace(

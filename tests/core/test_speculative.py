@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch import Tensor
+
 from backstamp.attention import Batch, LayerSpec, PagedKV
 from backstamp.declarations import PHASES
 from backstamp.draft import DraftSteps
@@ -19,7 +21,6 @@ from backstamp.testing.mini_engine import MiniEngine
 from backstamp.testing.reference import reference_attention
 from backstamp.testing.runner import PhaseErrors, Runner
 from backstamp.testing.speculative import Speculated, SpeculativeEngine, branch_tree
-from torch import Tensor
 
 LLAMA = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 256}
 GPT_OSS = {

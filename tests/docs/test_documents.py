@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from backstamp.testing.dists import write_distribution
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,6 +10,7 @@ import csv
 from pathlib import Path
 
 import pytest
+
 from backstamp.catalogue import build_catalogue
 from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
@@ -22,7 +23,6 @@ from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
 from backstamp.testing.fakes import recording_factory
 from backstamp.testing.hosts import described_host
-
 from tests.models import config
 
 TABLE = Path(__file__).parent.parent / "data" / "aliases.csv"

@@ -1,27 +1,46 @@
-"""Facts of one machine, frozen: probed here, recorded there, or a named profile.
+"""Third step of the flow: facts of one machine, frozen: probed here, recorded there, or a named profile.
 
 In: this machine, a JSON file, or a name. Out: `HostFacts`. Every failed probe keeps one line of reason, and nothing
-here initialises a driver in the calling process (`backstamp.probes` asks a child).
+here initialises a driver in the calling process (`backstamp.probes` asks a child). A fact nobody knows is left out,
+never filled in.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
 from backstamp.errors import BadHost
-from backstamp.text import near
+from backstamp.host_fields import SCHEMA, WHAT_IS_A_HOST, HostFields
+from backstamp.text import near, plain
 
-__all__ = ["Device", "HostFacts", "Probe", "load_host", "parse_host", "profile_names", "this_host"]
+__all__ = [
+    "Accelerator",
+    "Device",
+    "HostFacts",
+    "Origin",
+    "Probe",
+    "load_host",
+    "parse_host",
+    "profile_names",
+    "record_host",
+    "this_host",
+]
 
 Device = Literal["cuda", "rocm", "npu", "musa", "xpu", "cpu"]
-SCHEMA: Final = 1
+#: Who numbered a device: torch's runtime here, the driver's management tool here, a recorded file, or a profile.
+Origin = Literal["runtime", "management", "recorded", "profile"]
 _RUNTIMES: Final = ("cuda", "rocm", "cann", "musa")
-_WHAT_IS_A_HOST: Final = "Record one with `backstamp hosts record`, or name one of `backstamp hosts list`"
+#: What a host file may say: recorded by `record_host`, or written by hand as a profile is.
+_RECORDED_FIELDS: Final = (
+    *("schema", "name", "device", "arch", "device_name", "device_index", "origin", "cpu_arch", "cpu_features"),
+    *("runtimes", "libraries", "devices", "probes", "triton_interpreter"),
+)
+_PROFILE_FIELDS: Final = ("device", "arch", "name", "cpu_arch", "cpu_features", "libraries", *_RUNTIMES)
 
 
 class Probe(NamedTuple):
@@ -32,6 +51,15 @@ class Probe(NamedTuple):
     reason: str
 
 
+class Accelerator(NamedTuple):
+    """One visible accelerator, under the number its runtime gives it."""
+
+    device: Device
+    index: int
+    arch: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """One machine.
@@ -39,10 +67,12 @@ class HostFacts:
     Attributes:
         name: profile name, file name, or "this host".
         device, arch: "cuda" and "9.0", "rocm" and "gfx942", "cpu" and "x86_64".
-        device_index, origin: which device, and who numbered it ("runtime", "recorded", "profile").
+        device_index, origin: which device, and who numbered it.
+        cpu_arch: "x86_64", "aarch64"; "" where a described machine does not say.
         cpu_features: as the kernel reports them.
         runtimes: (name, version) pairs, for example ("cuda", "13.0").
         libraries: (distribution, version) pairs, canonical names; None on a described host without a list.
+        devices: every accelerator the runtime sees, in its order.
         probes: what was asked of this machine, failed or not.
         triton_interpreter: whether Triton kernels run in Triton's interpreter here.
     """
@@ -52,10 +82,12 @@ class HostFacts:
     arch: str
     device_name: str = ""
     device_index: int = 0
-    origin: str = "profile"
+    origin: Origin = "profile"
+    cpu_arch: str = ""
     cpu_features: frozenset[str] = frozenset()
     runtimes: tuple[tuple[str, str], ...] = ()
     libraries: tuple[tuple[str, str], ...] | None = None
+    devices: tuple[Accelerator, ...] = ()
     probes: tuple[Probe, ...] = ()
     triton_interpreter: bool = False
 
@@ -69,15 +101,17 @@ class HostFacts:
             "device_name": self.device_name,
             "device_index": self.device_index,
             "origin": self.origin,
+            "cpu_arch": self.cpu_arch,
             "cpu_features": sorted(self.cpu_features),
             "runtimes": dict(self.runtimes),
             "libraries": None if self.libraries is None else dict(self.libraries),
+            "devices": [list(device) for device in self.devices],
             "probes": [list(probe) for probe in self.probes],
             "triton_interpreter": self.triton_interpreter,
         }
 
     def to_json(self) -> str:
-        """The text `backstamp hosts record` writes."""
+        """The text `backstamp hosts record` writes; the same facts give the same bytes."""
         return json.dumps(self.as_json(), indent=1) + "\n"
 
 
@@ -87,10 +121,21 @@ def this_host(device: str | None = None, index: int = 0) -> HostFacts:
     Raises:
         BadHost: an unknown device word, or a device this machine does not have; every probe's reason is told.
     """
+    # probing needs subprocess and importlib_metadata, which a described host does not
     from backstamp.probes import probe_machine
 
-    _check_device("--device", device)
+    if device is not None:
+        _device("--device", device)
     return probe_machine(device, index)
+
+
+def record_host(device: str | None = None, index: int = 0) -> str:
+    """This machine's facts as the JSON text of a host file.
+
+    Raises:
+        BadHost: as `this_host`.
+    """
+    return this_host(device, index).to_json()
 
 
 def profile_names() -> tuple[str, ...]:
@@ -98,59 +143,65 @@ def profile_names() -> tuple[str, ...]:
     return tuple(_profiles())
 
 
-def load_host(name_or_path: str) -> HostFacts:
+def load_host(name_or_path: str | Path) -> HostFacts:
     """A named profile, or a recorded file.
 
     Raises:
         BadHost: no such name or file, or the file does not hold one host.
     """
     profiles = _profiles()
-    if name_or_path in profiles:
+    if isinstance(name_or_path, str) and name_or_path in profiles:
         return parse_host(profiles[name_or_path], name_or_path)
     path = Path(name_or_path)
     if not path.is_file():
-        match = near(name_or_path, list(profiles))
+        match = near(str(name_or_path), list(profiles))
         raise BadHost(
-            f"host {name_or_path!r}",
+            f"host {str(name_or_path)!r}",
             needed=f"a recorded file or one of {', '.join(profiles)}",
             found="neither a file nor a known name",
-            fix=f"Did you mean {match!r}?" if match is not None else _WHAT_IS_A_HOST,
+            fix=f"Did you mean {match!r}?" if match is not None else WHAT_IS_A_HOST,
         )
     try:
         data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as cause:
-        raise BadHost(f"host file {path}", needed="readable JSON", found=str(cause), fix=_WHAT_IS_A_HOST) from cause
+    except (OSError, ValueError, RecursionError) as cause:
+        raise BadHost(
+            f"host file {path}", needed="readable JSON", found=plain(str(cause)), fix=WHAT_IS_A_HOST
+        ) from cause
     return parse_host(data, path.stem)
 
 
 def parse_host(data: object, name: str) -> HostFacts:
-    """Read one host, in the profile form or the recorded form.
+    """Read one host: the recorded form, which has a schema and its own name, or the short form of a profile.
 
     Raises:
         BadHost: a field is missing, unknown or of the wrong type; the field is named.
     """
-    who = f"host {name}"
-    if not isinstance(data, dict):
-        raise BadHost(who, needed="a JSON object", found=type(data).__name__, fix=_WHAT_IS_A_HOST)
-    if data.get("schema", SCHEMA) != SCHEMA:
-        raise BadHost(who, needed=f"schema {SCHEMA}", found=repr(data["schema"]), fix=_WHAT_IS_A_HOST)
-    recorded = "schema" in data
-    device = _text(who, data, "device")
-    _check_device(f"{who}, field device", device)
-    pairs = _pairs(who, data, "runtimes") or {key: _text(who, data, key) for key in _RUNTIMES if key in data}
-    libraries = _pairs(who, data, "libraries")
+    fields = HostFields(data, f"host {name}")
+    fields.only(_RECORDED_FIELDS if fields.recorded else _PROFILE_FIELDS)
+    device = _device(f"host {name}, field device", fields.text("device"))
+    arch = fields.text("arch")
+    runtimes = fields.pairs("runtimes") if fields.recorded else fields.texts(_RUNTIMES)
+    libraries = fields.pairs("libraries")
+    origin = fields.text("origin", "recorded") if fields.recorded else "profile"
+    if origin not in get_args(Origin):
+        raise fields.bad("origin", f"one of {', '.join(get_args(Origin))}", repr(origin))
     return HostFacts(
-        name=_text(who, data, "name") if recorded else name,
-        device=device,  # type: ignore[arg-type]
-        arch=_text(who, data, "arch"),
-        device_name=str(data.get("device_name" if recorded else "name", "")),
-        device_index=_number(who, data, "device_index"),
-        origin=str(data.get("origin", "recorded")) if recorded else "profile",
-        cpu_features=frozenset(_words(who, data, "cpu_features")),
-        runtimes=tuple(sorted(pairs.items())),
-        libraries=None if libraries is None else tuple(sorted(libraries.items())),
-        probes=tuple(_probe(who, item) for item in _list(who, data, "probes")),
-        triton_interpreter=data.get("triton_interpreter") is True,
+        name=fields.text("name") if fields.recorded else name,
+        device=device,
+        arch=arch,
+        device_name=fields.text("device_name" if fields.recorded else "name", ""),
+        device_index=fields.whole("device_index"),
+        origin=cast("Origin", origin),
+        cpu_arch=fields.text("cpu_arch", arch if device == "cpu" else ""),
+        cpu_features=frozenset(fields.words("cpu_features")),
+        runtimes=tuple(sorted((runtimes or {}).items())),
+        libraries=None if libraries is None else _libraries(libraries),
+        devices=tuple(
+            Accelerator(_device(f"host {name}, field devices", kind), index, gpu_arch, label)
+            for kind, index, gpu_arch, label in fields.rows("devices", (str, int, str, str))
+        ),
+        probes=tuple(Probe(asked, ok, reason) for asked, ok, reason in fields.rows("probes", (str, bool, str))),
+        triton_interpreter=fields.flag("triton_interpreter"),
     )
 
 
@@ -160,56 +211,14 @@ def _profiles() -> dict[str, object]:
     return {name: facts for name, facts in profiles.items() if name != "_"}
 
 
-def _check_device(who: str, device: str | None) -> None:
-    if device is not None and device not in get_args(Device):
-        match = near(device, list(get_args(Device)))
-        raise BadHost(
-            who,
-            needed=f"one of {', '.join(get_args(Device))}",
-            found=repr(device),
-            fix=f"Did you mean {match!r}?" if match is not None else "",
-        )
+def _device(who: str, word: str) -> Device:
+    known = get_args(Device)
+    if word not in known:
+        match = near(word, list(known))
+        fix = f"Did you mean {match!r}?" if match is not None else ""
+        raise BadHost(who, needed=f"one of {', '.join(known)}", found=repr(word), fix=fix)
+    return cast("Device", word)
 
 
-def _text(who: str, data: Mapping[str, object], field: str) -> str:
-    value = data.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise BadHost(f"{who}, field {field}", needed="a word", found=repr(value), fix=_WHAT_IS_A_HOST)
-    return value
-
-
-def _number(who: str, data: Mapping[str, object], field: str) -> int:
-    value = data.get(field, 0)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise BadHost(f"{who}, field {field}", needed="a whole number >= 0", found=repr(value), fix=_WHAT_IS_A_HOST)
-    return value
-
-
-def _list(who: str, data: Mapping[str, object], field: str) -> list[object]:
-    value = data.get(field, [])
-    if not isinstance(value, list):
-        raise BadHost(f"{who}, field {field}", needed="a list", found=repr(value), fix=_WHAT_IS_A_HOST)
-    return value
-
-
-def _words(who: str, data: Mapping[str, object], field: str) -> list[str]:
-    value = _list(who, data, field)
-    words = [item for item in value if isinstance(item, str)]
-    if len(words) != len(value):
-        raise BadHost(f"{who}, field {field}", needed="a list of words", found=repr(value), fix=_WHAT_IS_A_HOST)
-    return words
-
-
-def _pairs(who: str, data: Mapping[str, object], field: str) -> dict[str, str] | None:
-    value = data.get(field)
-    if value is None:
-        return None
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise BadHost(f"{who}, field {field}", needed="names with versions", found=repr(value), fix=_WHAT_IS_A_HOST)
-    return {str(key): str(version) for key, version in value.items()}
-
-
-def _probe(who: str, item: object) -> Probe:
-    if not isinstance(item, list) or len(item) != 3:
-        raise BadHost(f"{who}, field probes", needed="[name, ok, reason]", found=repr(item), fix=_WHAT_IS_A_HOST)
-    return Probe(str(item[0]), item[1] is True, str(item[2]))
+def _libraries(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((re.sub(r"[-_.]+", "-", name).lower(), version) for name, version in pairs.items()))

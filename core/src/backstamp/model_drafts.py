@@ -26,8 +26,7 @@ _EAGLE3_STATES: Final = 3
 
 
 def draft_facts(outer: Fields, fields: Fields, architecture: str) -> DraftFacts | None:
-    """What this draft needs, or None for a model that is no draft; short convolutions among its layers are added by
-    whoever reads those."""
+    """What this draft needs, or None for a model that is no draft."""
     algorithm = outer.text("speculators_model_type") or ""
     if not (_DRAFT_CLASS.search(architecture) or algorithm or outer.has(*_DRAFT_FIELDS)):
         return None

@@ -64,8 +64,6 @@ def read_model(config: Mapping[str, object], who: str, dtype: str | None = None)
     layers = tuple(
         reader.mixers(at, word) for at, word in enumerate(layer_words(fields, draft_layer_count(fields, architecture)))
     )
-    if draft is not None:
-        draft = _with_convolutions(draft, layers)
     return ModelFacts(
         name=name,
         architecture=architecture,
@@ -263,14 +261,3 @@ def _own_fields(fields: Fields) -> dict[int, Mapping[str, object]]:
             raise fields.bad("per_layer_config", "fields by layer number", repr(key))
         own[int(key)] = value
     return own
-
-
-def _with_convolutions(draft: DraftFacts, layers: tuple[tuple[LayerFacts, ...], ...]) -> DraftFacts:
-    if any(facts.family == "short_conv" for mixers in layers for facts in mixers):
-        return DraftFacts(
-            shares_kv=draft.shares_kv,
-            aux_hidden_states=draft.aux_hidden_states,
-            non_causal=draft.non_causal,
-            conv_sidecar=True,
-        )
-    return draft
