@@ -10,9 +10,9 @@ import sys
 import pytest
 
 
-def demo(*arguments: str, interpret: bool = False) -> tuple[int, dict[str, object]]:
+def demo(*arguments: str) -> tuple[int, dict[str, object]]:
     """Run `backstamp demo --json` in a child."""
-    environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if interpret else {})}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     program = [sys.executable, "-c", "from backstamp.cli import main; main()", "demo", "--json", *arguments]
     child = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     return child.returncode, json.loads(child.stdout)
