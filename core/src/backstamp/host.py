@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from pkgutil import get_data
 from typing import Final, Literal, NamedTuple, cast, get_args
 
 from backstamp.errors import BadHost
@@ -51,7 +51,8 @@ class Probe(NamedTuple):
     reason: str
 
 
-class Accelerator(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accelerator:
     """One visible accelerator, under the number its runtime gives it."""
 
     device: Device
@@ -105,7 +106,7 @@ class HostFacts:
             "cpu_features": sorted(self.cpu_features),
             "runtimes": dict(self.runtimes),
             "libraries": None if self.libraries is None else dict(self.libraries),
-            "devices": [list(device) for device in self.devices],
+            "devices": [[item.device, item.index, item.arch, item.name] for item in self.devices],
             "probes": [list(probe) for probe in self.probes],
             "triton_interpreter": self.triton_interpreter,
         }
@@ -196,18 +197,14 @@ def parse_host(data: object, name: str) -> HostFacts:
         cpu_features=frozenset(fields.words("cpu_features")),
         runtimes=tuple(sorted((runtimes or {}).items())),
         libraries=None if libraries is None else _libraries(libraries),
-        devices=tuple(
-            Accelerator(_device(f"host {name}, field devices", kind), index, gpu_arch, label)
-            for kind, index, gpu_arch, label in fields.rows("devices", (str, int, str, str))
-        ),
-        probes=tuple(Probe(asked, ok, reason) for asked, ok, reason in fields.rows("probes", (str, bool, str))),
+        devices=_accelerators(fields, f"host {name}, field devices"),
+        probes=_probes(fields),
         triton_interpreter=fields.flag("triton_interpreter"),
     )
 
 
 def _profiles() -> dict[str, object]:
-    text = files("backstamp").joinpath("hosts/profiles.json").read_text("utf-8")
-    profiles: dict[str, object] = json.loads(text)
+    profiles: dict[str, object] = json.loads(get_data("backstamp", "hosts/profiles.json") or b"")
     return {name: facts for name, facts in profiles.items() if name != "_"}
 
 
@@ -218,6 +215,15 @@ def _device(who: str, word: str) -> Device:
         fix = f"Did you mean {match!r}?" if match is not None else ""
         raise BadHost(who, needed=f"one of {', '.join(known)}", found=repr(word), fix=fix)
     return cast("Device", word)
+
+
+def _accelerators(fields: HostFields, who: str) -> tuple[Accelerator, ...]:
+    rows = cast("list[tuple[str, int, str, str]]", fields.rows("devices", (str, int, str, str)))
+    return tuple(Accelerator(_device(who, word), index, arch, label) for word, index, arch, label in rows)
+
+
+def _probes(fields: HostFields) -> tuple[Probe, ...]:
+    return tuple(Probe(*row) for row in cast("list[tuple[str, bool, str]]", fields.rows("probes", (str, bool, str))))
 
 
 def _libraries(pairs: dict[str, str]) -> tuple[tuple[str, str], ...]:

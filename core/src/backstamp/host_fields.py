@@ -7,7 +7,7 @@ an error, because a misspelt one would be a fact lost in silence.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar, overload
+from typing import Final
 
 from backstamp.errors import BadHost
 from backstamp.text import near
@@ -16,11 +16,6 @@ __all__ = ["SCHEMA", "WHAT_IS_A_HOST", "HostFields"]
 
 SCHEMA: Final = 1
 WHAT_IS_A_HOST: Final = "Record one with `backstamp hosts record`, or name one of `backstamp hosts list`"
-
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
 
 
 class HostFields:
@@ -85,10 +80,6 @@ class HostFields:
             raise self.bad(name, "names with versions", repr(value))
         return {str(key): str(version) for key, version in value.items()}
 
-    @overload
-    def rows(self, name: str, kinds: tuple[type[A], type[B], type[C]]) -> list[tuple[A, B, C]]: ...
-    @overload
-    def rows(self, name: str, kinds: tuple[type[A], type[B], type[C], type[D]]) -> list[tuple[A, B, C, D]]: ...
     def rows(self, name: str, kinds: tuple[type[object], ...]) -> list[tuple[object, ...]]:
         """A list of rows, each with a value of each of these types; empty where unset."""
         rows: list[tuple[object, ...]] = []

@@ -7,6 +7,7 @@ features, runtimes) and what is installed on it (libraries, versions, companions
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.plan import LibraryRef, PluginRef
 
-__all__ = ["INSTALLATION", "HostRow", "Refusal", "arch_words", "host_row"]
+__all__ = ["INSTALLATION", "HostRow", "Refusal", "arch_words", "dims_words", "host_row"]
 
 
 class Refusal(NamedTuple):
@@ -47,6 +48,7 @@ class HostRow:
     interpreted: bool
     phases: frozenset[str]
     dims: frozenset[tuple[int, int]] | None
+    dims_words: str
     graph: int
 
 
@@ -71,6 +73,7 @@ def host_row(
         interpreted=interpreted,
         phases=offer.all_phases,
         dims=None if open_dims else dims,
+        dims_words=dims_words(dims),
         graph=GRAPH_LEVELS.index(offer.graph),
     )
 
@@ -125,6 +128,15 @@ def arch_words(archs: str, device: str) -> str:
         return archs
     first = _capability(archs)
     return f"SM{first[0]}{first[1]} ({archs})" if first is not None else f"capability {archs}"
+
+
+def dims_words(dims: Iterable[tuple[int, int]]) -> str:
+    """Head dims as people say them: 64, 128, 192/128."""
+    pairs = sorted(dims)
+    same = [str(qk) for qk, v in pairs if qk == v]
+    mixed = [f"{qk}/{v}" for qk, v in pairs if qk != v]
+    # a kernel that takes every pair of its sizes says so once
+    return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
 
 
 def _capability(arch: str) -> tuple[int, int] | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from pkgutil import get_data
 from typing import Final
 
 from backstamp.declarations import Family
@@ -139,12 +139,12 @@ class ModelFacts:
     @property
     def linear_groups(self) -> tuple[LayerGroup, ...]:
         """Groups of linear mixers."""
-        return tuple(group for group in self.groups if group.facts.family in LINEAR_FAMILIES)
+        return tuple([group for group in self.groups if group.facts.family in LINEAR_FAMILIES])
 
     @property
     def attention_groups(self) -> tuple[LayerGroup, ...]:
         """Groups of attention."""
-        return tuple(group for group in self.groups if group.facts.family not in LINEAR_FAMILIES)
+        return tuple([group for group in self.groups if group.facts.family not in LINEAR_FAMILIES])
 
     @property
     def is_hybrid(self) -> bool:
@@ -193,7 +193,7 @@ def load_model(path: str | Path, dtype: str | None = None) -> ModelFacts:
 
 def default_model() -> ModelFacts:
     """The model asked about when none is named: the shape of Llama 3.1 8B."""
-    return model_from_config(json.loads(files("backstamp").joinpath(DEFAULT_CONFIG).read_text("utf-8")))
+    return model_from_config(json.loads(get_data("backstamp", DEFAULT_CONFIG) or b""))
 
 
 def model_from_config(config: Mapping[str, object], who: str = "model config", dtype: str | None = None) -> ModelFacts:

@@ -60,10 +60,18 @@ def read_model(config: Mapping[str, object], who: str, dtype: str | None = None)
     _refuse_unreadable(outer, fields, kind)
     draft = draft_facts(outer, fields, architecture)
     canonical = _dtype(fields, dtype)
-    reader = _Reader(fields, kind, canonical, draft)
+    reader = _Reader(fields, kind, canonical or "", draft)
     layers = tuple(
         reader.mixers(at, word) for at, word in enumerate(layer_words(fields, draft_layer_count(fields, architecture)))
     )
+    if canonical is None:
+        # last, because a config that is wrong is better told that than what it leaves out
+        raise BadModel(
+            f"{fields.who}, field dtype",
+            needed=f"dtype or torch_dtype, one of {', '.join(_DTYPES)}",
+            found="no such field",
+            fix="Add torch_dtype to the config",
+        )
     return ModelFacts(
         name=name,
         architecture=architecture,
@@ -88,12 +96,11 @@ def _refuse_unreadable(outer: Fields, fields: Fields, kind: str) -> None:
         raise BadModel(fields.who, needed="a decoder these facts can describe", found=f"{kind} with {said}")
 
 
-def _dtype(fields: Fields, asked: str | None) -> str:
-    """The canonical dtype of a model's activations."""
+def _dtype(fields: Fields, asked: str | None) -> str | None:
+    """The canonical dtype of a model's activations, None where nobody says it."""
     value = asked or fields.text("dtype") or fields.text("torch_dtype")
     if value is None:
-        error = fields.bad("dtype", f"dtype or torch_dtype, one of {', '.join(_DTYPES)}", "no such field")
-        raise BadModel(error.who, needed=error.needed, found=error.found, fix="Add torch_dtype to the config")
+        return None
     name = value.removeprefix("torch.")
     if name in _DTYPES.values():
         return name

@@ -27,6 +27,8 @@ __all__ = ["HYBRID_KEY", "PhaseWork"]
 
 #: `auto` of a hybrid model's full-attention layers is this key's list.
 HYBRID_KEY: Final = "hybrid_linear_attn"
+#: Decode first, because its page size matters most.
+_PAGE_ORDER: Final[tuple[Phase, ...]] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
 
 
 @dataclass(slots=True)
@@ -60,12 +62,12 @@ class PhaseWork:
     def order(self) -> list[Phase]:
         """Asked-for phases first, so that `auto` joins them; verify last, because it may follow a half."""
         phases = running_phases(self.launch, self.role)
+        if not self.launch.keys:
+            return list(phases)
         return sorted(phases, key=lambda phase: (phase == "verify", self.launch.own(phase, self.role) is None))
 
-    def rows(self, phase: Phase | None = None) -> list[HostRow]:
-        """The rows chosen so far, of one phase or of all, decode first because its page size matters most."""
-        order: tuple[Phase, ...] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
-        phases = order if phase is None else (phase,)
+    def rows(self, phases: tuple[Phase, ...] = _PAGE_ORDER) -> list[HostRow]:
+        """The rows chosen so far for these phases."""
         return [part.row for at in phases if at in self.chosen for part in self.chosen[at][1].parts]
 
     def decide(self, phase: Phase) -> None:
@@ -74,7 +76,7 @@ class PhaseWork:
         request, choice = self._choose(phase, table)
         self.chosen[phase] = (table, choice)
         self.warnings += choice.warnings
-        parts = choice.parts + self._other_components(phase)
+        parts = choice.parts + self._other_components(phase) if self.others else choice.parts
         flag = "--draft-attention-backend" if self.role == "draft" else f"--{phase}-attention-backend"
         self.plans[phase] = phase_plan(table, choice, request, flag, parts)
 
@@ -127,10 +129,10 @@ class PhaseWork:
 
     def _auto(self, table: Table, who: str) -> Choice:
         who = f"{who} (auto)"
-        if self.model.is_hybrid and ("attention", HYBRID_KEY) in self.host.catalogue.aliases:
+        if ("attention", HYBRID_KEY) in self.host.catalogue.aliases and self.model.is_hybrid:
             return bind_key(self.host, table, HYBRID_KEY, who, "auto")
         policy = self.launch.policy
-        if next(table.by_rank(), None) is None and policy.layers != "uniform":
+        if len(table.asked[0].groups) + len(table.asked) > 2 and policy.layers != "uniform" and not table.accepted():
             choice = self._per_layer(table, who)
             if choice is not None:
                 return choice

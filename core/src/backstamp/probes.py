@@ -1,67 +1,69 @@
-"""Questions put to this machine: device nodes, a child process that asks torch, CPU flags, installed distributions.
+"""Questions put to this machine: device nodes, the management tool, torch in a child process, CPU flags, libraries.
 
 In: the device asked for, if any. Out: `HostFacts` with one `Probe` a question. The calling process initialises no
-driver and imports no torch: accelerators are asked in a child with a timeout, and only where a device node exists.
+driver and imports no torch: accelerators are asked in a child with a timeout (`backstamp.probe_child`), and only where
+a device node says there is one to ask about.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypedDict, cast
+from typing import Final, Protocol, get_args
 
 import importlib_metadata
 
 from backstamp.errors import BadHost
-from backstamp.host import Device, HostFacts, Probe
+from backstamp.host import Accelerator, Device, HostFacts, Origin, Probe
+from backstamp.probe_child import CHILD, read_answer
 from backstamp.text import plain
 
-__all__ = ["cpu_features", "installed_libraries", "probe_machine"]
+__all__ = [
+    "compare_orders",
+    "cpu_features",
+    "found_probes",
+    "installed_libraries",
+    "probe_machine",
+    "read_management",
+]
 
+#: Importing torch and starting a driver from a cold disk takes tens of seconds, and this runs once a process.
 _TIMEOUT_S: Final = 120.0
-#: Device nodes whose presence makes asking torch worth a child process; /dev/dxg is WSL's.
-_NODES: Final = {
-    "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"),
+#: Device nodes whose presence makes asking worth a child process; /dev/dxg is WSL's, /dev/nvmap Jetson's.
+_NODES: Final[Mapping[Device, tuple[str, ...]]] = {
+    "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvmap", "/dev/dxg"),
     "rocm": ("/dev/kfd",),
     "npu": ("/dev/davinci_manager", "/dev/davinci0"),
     "musa": ("/dev/mtgpu.0",),
-    "xpu": ("/dev/dri/renderD128",),
 }
-#: What the child runs: it imports torch, asks the runtime for its own numbering, and prints one JSON line.
-_CHILD: Final = """
-import json, sys, torch
-answer = {"devices": [], "runtimes": {}}
-if torch.version.cuda: answer["runtimes"]["cuda"] = torch.version.cuda
-if getattr(torch.version, "hip", None): answer["runtimes"]["rocm"] = ".".join(torch.version.hip.split(".")[:2])
-for name, module in (("npu", "torch_npu"), ("musa", "torch_musa")):
-    try: __import__(module)
-    except Exception: pass
-hip = bool(getattr(torch.version, "hip", None))
-if torch.cuda.is_available():
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        arch = facts.gcnArchName.split(":")[0] if hip else f"{facts.major}.{facts.minor}"
-        answer["devices"].append(["rocm" if hip else "cuda", index, arch, facts.name])
-for name in ("npu", "musa", "xpu"):
-    backend = getattr(torch, name, None)
-    if backend is not None and backend.is_available():
-        for index in range(backend.device_count()):
-            label = backend.get_device_name(index)
-            answer["devices"].append([name, index, label.lower().replace(" ", ""), label])
-print("BACKSTAMP" + json.dumps(answer))
-"""
+#: PCI vendor of Intel's render nodes: a node of another vendor is no xpu.
+_INTEL: Final = "0x8086"
+#: Names `platform.machine` gives on other systems.
+_CPU_ARCHS: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+_QUERY: Final = ("--query-gpu=name,compute_cap", "--format=csv,noheader")
 
 
-class _Answer(TypedDict):
-    devices: list[list[object]]
-    runtimes: dict[str, str]
+class _Texts(Protocol):
+    def read_text(self, filename: str) -> str | None: ...
 
 
-def probe_machine(device: str | None, index: int) -> HostFacts:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Accelerators, who numbered them, and the runtimes that came with the answer."""
+
+    devices: tuple[Accelerator, ...] = ()
+    origin: Origin = "runtime"
+    runtimes: tuple[tuple[str, str], ...] = ()
+
+
+def probe_machine(device: Device | str | None, index: int) -> HostFacts:
     """Everything this machine says about itself.
 
     Raises:
@@ -70,110 +72,217 @@ def probe_machine(device: str | None, index: int) -> HostFacts:
     probes: list[Probe] = []
     libraries = installed_libraries()
     versions = dict(libraries)
-    probes.append(_library_probe("torch", versions))
-    answer = _ask_accelerators(device, versions, probes)
-    found = [item for item in answer["devices"] if device in (None, item[0]) and item[1] == index]
+    probes.append(Probe("torch", "torch" in versions, versions.get("torch", "not installed")))
+    seen = _accelerators(device, versions, probes)
+    wanted = [item for item in seen.devices if device in (None, item.device) and item.index == index]
     features = cpu_features()
     probes.append(Probe("cpu features", bool(features), f"{len(features)} flags" if features else "none reported"))
-    interpreter = os.environ.get("TRITON_INTERPRET") == "1"
-    if device not in (None, "cpu") and not found:
-        reasons = "; ".join(f"{probe.name}: {probe.reason}" for probe in probes if not probe.ok)
-        raise BadHost(
-            f"device {device} {index}",
-            needed=f"a {device} device {index} on this machine",
-            found="none",
-            considered=reasons,
-            fix="Ask about another machine with --host, or leave --device out",
-        )
-    if device != "cpu" and found:
-        kind, _, arch, label = found[0]
-        return HostFacts(
-            name="this host",
-            device=cast("Device", kind),
-            arch=str(arch),
-            device_name=str(label),
-            device_index=index,
-            origin="runtime",
-            cpu_features=features,
-            runtimes=tuple(sorted(answer["runtimes"].items())),
-            libraries=libraries,
-            probes=tuple(probes),
-            triton_interpreter=interpreter,
-        )
+    if device not in (None, "cpu") and not wanted:
+        raise _no_device(str(device), index, seen, probes)
+    machine = platform.machine().lower()
+    cpu_arch = _CPU_ARCHS.get(machine, machine)
+    chosen = wanted[0] if wanted and device != "cpu" else None
     return HostFacts(
         name="this host",
-        device="cpu",
-        arch=platform.machine(),
-        device_name=platform.processor() or platform.machine(),
-        origin="runtime",
+        device=chosen.device if chosen is not None else "cpu",
+        arch=chosen.arch if chosen is not None else cpu_arch,
+        device_name=chosen.name if chosen is not None else _cpu_name() or cpu_arch,
+        device_index=chosen.index if chosen is not None else 0,
+        origin=seen.origin,
+        cpu_arch=cpu_arch,
         cpu_features=features,
+        runtimes=seen.runtimes,
         libraries=libraries,
+        devices=seen.devices,
         probes=tuple(probes),
-        triton_interpreter=interpreter,
+        triton_interpreter=os.environ.get("TRITON_INTERPRET") == "1",
     )
 
 
 def installed_libraries() -> tuple[tuple[str, str], ...]:
-    """Every installed distribution and its version, from the names of metadata folders; the first on the path wins."""
+    """Every installed distribution and its version, canonical names; the first on the path wins, as it does for an
+    import."""
     versions: dict[str, str] = {}
     for distribution in importlib_metadata.distributions():
+        # private, and the only way to the folder's name: it spares reading hundreds of files; without it they are read
         folder = getattr(distribution, "_path", None)
-        stem, dot, kind = (folder.name if folder is not None else "").rpartition(".")
-        name, dash, version = stem.partition("-")
-        if not (dot and dash and kind == "dist-info"):
-            # an egg or an odd folder: its own metadata is slower and always right
-            name, version = str(distribution.metadata["Name"]), distribution.version
-        versions.setdefault(name.lower().replace("_", "-").replace(".", "-"), version)
+        named = _from_folder(folder.name if folder is not None else "") or _from_text(distribution)
+        if named is not None:
+            versions.setdefault(re.sub(r"[-_.]+", "-", named[0]).lower(), named[1])
     return tuple(sorted(versions.items()))
 
 
 def cpu_features() -> frozenset[str]:
-    """CPU flags as the kernel reports them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
+    """CPU flags as the kernel reports them; Arm's `asimd` is also known as `neon`."""
+    for line in _cpuinfo():
         label, _, flags = line.partition(":")
         # x86 says flags, Arm says Features
         if label.strip() in ("flags", "Features"):
-            return frozenset(flags.split())
+            words = frozenset(flags.split())
+            return words | {"neon"} if "asimd" in words else words
     return frozenset()
 
 
-def _library_probe(name: str, versions: dict[str, str]) -> Probe:
-    return Probe(name, name in versions, versions.get(name, f"{name} is not installed"))
+def found_probes(kinds: Sequence[Device], devices: Sequence[Accelerator], reasons: Mapping[str, str]) -> list[Probe]:
+    """One probe for each kind that has device nodes: how many torch sees, or why none."""
+    counts = {kind: sum(item.device == kind for item in devices) for kind in kinds}
+    return [
+        Probe(kind, count > 0, f"{count} found" if count else plain(reasons.get(kind, "torch sees none")))
+        for kind, count in counts.items()
+    ]
 
 
-def _ask_accelerators(device: str | None, versions: dict[str, str], probes: list[Probe]) -> _Answer:
-    """Ask torch in a child process, where a device node says there is something to ask about."""
-    nothing: _Answer = {"devices": [], "runtimes": {}}
+def read_management(stdout: str) -> tuple[Accelerator, ...]:
+    """NVIDIA's management tool's list, `name, capability` a line, in its own order."""
+    rows = [line.rsplit(",", 1) for line in stdout.splitlines() if "," in line]
+    return tuple(Accelerator("cuda", at, arch.strip(), name.strip()) for at, (name, arch) in enumerate(rows))
+
+
+def compare_orders(runtime: tuple[Accelerator, ...], management: tuple[Accelerator, ...]) -> Probe:
+    """Whether runtime and management number the devices alike; the runtime's numbers are the facts either way.
+
+    Source: vLLM #53834, where gates read the display card's facts for the compute card.
+    """
+    name = "device order"
+    if len(runtime) != len(management):
+        text = f"the runtime sees {len(runtime)} of {len(management)} devices of the management tool"
+        return Probe(name, True, text)
+    for ours, theirs in zip(runtime, management, strict=True):
+        if (ours.arch, ours.name) != (theirs.arch, theirs.name):
+            text = f"device {ours.index} is {ours.name} ({ours.arch}) to the runtime, {theirs.name} ({theirs.arch})"
+            return Probe(name, False, f"{text} to the management tool; the runtime's numbers are used")
+    return Probe(name, True, "runtime and management tool agree")
+
+
+def _accelerators(device: str | None, versions: Mapping[str, str], probes: list[Probe]) -> _Seen:
+    """Ask for accelerators where device nodes say there is something to ask about."""
     if device == "cpu":
         probes.append(Probe("accelerators", False, "not asked: the CPU was asked for"))
-        return nothing
-    present = False
+        return _Seen()
+    kinds = _kinds_with_nodes(probes)
+    if not kinds:
+        return _Seen()
+    management = _ask_management(probes) if "cuda" in kinds else ()
+    if "torch" not in versions:
+        probes.append(Probe("accelerators", False, "torch is not installed, and it is torch that is asked"))
+        return _Seen(management, "management")
+    seen = _ask_torch(kinds, probes)
+    if seen is None:
+        return _Seen(management, "management")
+    if management and seen.devices:
+        probes.append(compare_orders(seen.devices, management))
+    return seen
+
+
+def _kinds_with_nodes(probes: list[Probe]) -> list[Device]:
+    """The kinds of device this machine has nodes of, with a probe for each kind."""
+    kinds: list[Device] = []
     for kind, nodes in _NODES.items():
         here = [node for node in nodes if Path(node).exists()]
         probes.append(Probe(f"{kind} device node", bool(here), here[0] if here else f"none of {', '.join(nodes)}"))
-        present = present or bool(here)
-    if not present:
-        return nothing
-    if "torch" not in versions:
-        probes.append(Probe("accelerators", False, "torch is not installed, and it is torch that is asked"))
-        return nothing
+        if here:
+            kinds.append(kind)
+    render = [path for path in sorted(Path("/sys/class/drm").glob("renderD*")) if _vendor(path) == _INTEL]
+    reason = f"/dev/dri/{render[0].name}" if render else "no Intel render node under /sys/class/drm"
+    probes.append(Probe("xpu device node", bool(render), reason))
+    return [*kinds, "xpu"] if render else kinds
+
+
+def _vendor(node: Path) -> str:
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as cause:
-        probes.append(Probe("accelerators", False, plain(f"torch in a child process: {cause}")))
-        return nothing
-    for line in child.stdout.splitlines():
-        if line.startswith("BACKSTAMP"):
-            answer = cast("_Answer", json.loads(line.removeprefix("BACKSTAMP")))
-            count = len(answer["devices"])
-            probes.append(Probe("accelerators", count > 0, f"{count} found" if count else "torch sees none"))
-            return answer
-    last = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
-    probes.append(Probe("accelerators", False, plain(f"torch in a child process: {last[0]}")))
-    return nothing
+        return (node / "device" / "vendor").read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _ask_management(probes: list[Probe]) -> tuple[Accelerator, ...]:
+    """NVIDIA's management tool: it numbers by bus, needs no torch, and initialises nothing here."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        probes.append(Probe("nvidia-smi", False, "not on the path"))
+        return ()
+    child = _run([tool, *_QUERY], "nvidia-smi", probes)
+    if child is None:
+        return ()
+    devices = read_management(child.stdout)
+    probes.append(Probe("nvidia-smi", bool(devices), f"{len(devices)} devices" if devices else _last_line(child)))
+    return devices
+
+
+def _ask_torch(kinds: list[Device], probes: list[Probe]) -> _Seen | None:
+    """torch in a child process; None where it could not answer."""
+    child = _run([sys.executable, "-c", CHILD], "accelerators", probes)
+    if child is None:
+        return None
+    try:
+        devices, runtimes, reasons = read_answer(child.stdout)
+    except (ValueError, TypeError, KeyError) as cause:
+        why = _last_line(child) if child.returncode != 0 else str(cause)
+        probes.append(Probe("accelerators", False, plain(f"torch in a child process: {why}")))
+        return None
+    probes += found_probes(kinds, devices, reasons)
+    # the runtimes of a torch that sees no device are no fact of this machine's devices
+    return _Seen(devices, "runtime", tuple(sorted(runtimes.items())) if devices else ())
+
+
+def _run(command: list[str], name: str, probes: list[Probe]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        probes.append(Probe(name, False, f"no answer in {_TIMEOUT_S:.0f} s"))
+    except (OSError, ValueError) as cause:
+        probes.append(Probe(name, False, plain(str(cause))))
+    return None
+
+
+def _last_line(child: subprocess.CompletedProcess[str]) -> str:
+    lines = (child.stderr.strip() or child.stdout.strip()).splitlines()
+    return plain(lines[-1]) if lines else f"exit status {child.returncode}"
+
+
+def _no_device(device: str, index: int, seen: _Seen, probes: list[Probe]) -> BadHost:
+    # what is said of other kinds of device is no reason for this one
+    others = {f"{kind} device node" for kind in get_args(Device) if kind != device}
+    here = ", ".join(f"{item.device} {item.index} ({item.name})" for item in seen.devices)
+    return BadHost(
+        f"device {device} {index}",
+        needed=f"a {device} device {index} on this machine",
+        found=here or "no accelerator",
+        considered="; ".join(
+            f"{item.name}: {item.reason}" for item in probes if not item.ok and item.name not in others
+        ),
+        fix="Ask about another machine with --host, or leave --device out",
+    )
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _cpu_name() -> str:
+    for line in _cpuinfo():
+        label, _, value = line.partition(":")
+        if label.strip() == "model name":
+            return value.strip()
+    return platform.processor()
+
+
+def _from_folder(folder: str) -> tuple[str, str] | None:
+    """Name and version out of "name-version.dist-info"; other folders do not carry both reliably."""
+    name, dash, version = folder.removesuffix(".dist-info").partition("-")
+    return (name, version) if folder.endswith(".dist-info") and dash and name and version else None
+
+
+def _from_text(distribution: _Texts) -> tuple[str, str] | None:
+    """Name and version out of the metadata's own lines; None where a half-removed folder has none."""
+    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            break
+        label, _, value = line.partition(":")
+        found.setdefault(label.strip().lower(), value.strip())
+    return (found["name"], found["version"]) if found.get("name") and found.get("version") else None

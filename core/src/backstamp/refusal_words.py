@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backstamp.hostfit import HostRow
+from backstamp.hostfit import HostRow, dims_words
 
 if TYPE_CHECKING:
     from backstamp.evaluation import PhaseNeeds, Question
@@ -50,14 +50,6 @@ def _join(words: Iterable[str]) -> str:
     return ", ".join(sorted(words))
 
 
-def _dims(dims: Iterable[tuple[int, int]]) -> str:
-    pairs = sorted(dims)
-    same = [str(qk) for qk, v in pairs if qk == v]
-    mixed = [f"{qk}/{v}" for qk, v in pairs if qk != v]
-    # a kernel that takes every pair of its sizes says so once
-    return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
-
-
 def _phase(told: Told) -> PhaseNeeds:
     assert told.needs is not None, "a phase's refusal before a phase was asked"
     return told.needs
@@ -82,8 +74,8 @@ WORDS: Final[Mapping[str, Wording]] = {
     "head_dim": Wording(
         "head_dim",
         "head_dims",
-        lambda row, told: f"head dim {_dims(row.dims or ())}",
-        lambda row, told: _dims(told.question.dims - (row.dims or frozenset())),
+        lambda row, told: f"head dim {row.dims_words}",
+        lambda row, told: dims_words(told.question.dims - (row.dims or frozenset())),
     ),
     "feature": Wording(
         "feature",

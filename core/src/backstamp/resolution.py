@@ -12,6 +12,7 @@ from backstamp.declarations import PHASES, Phase, Role
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest, StrictViolation
 from backstamp.host import HostFacts
+from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
 from backstamp.linear_slot import resolve_linear
 from backstamp.measurements import Measurements
@@ -27,7 +28,7 @@ NOT_RUN = "not run"
 _NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
 #: Warnings that strict mode turns into errors: a choice was lost, changed or failed.
 _STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired"})
-_GRAPHED: frozenset[Phase] = frozenset({"decode", "verify", "draft_decode"})
+_GRAPHED: tuple[Phase, ...] = ("decode", "verify", "draft_decode")
 
 
 def resolve(
@@ -74,37 +75,36 @@ def resolve_on(
         host=host.host.name,
         model=model.name,
         role=role,
-        phases=tuple(work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES),
+        phases=tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES]),
         linear=linear,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         page_size=page_size,
         page_size_source=page_size_source,
         layouts=layouts,
-        graph=graph_level((row for phase in _GRAPHED for row in work.rows(phase)), engine),
+        graph="never" if engine.graph == "never" else graph_level(work.rows(_GRAPHED), engine),
         num_steps=launch.speculative_num_steps,
         topk=launch.speculative_topk,
-        losses=losses_of([work.chosen[phase] for phase in PHASES if phase in work.chosen], engine),
-        warnings=_warnings(work, host),
+        losses=() if engine.graph == "never" else losses_of(work.chosen, engine),
+        warnings=_warnings(work, host, rows),
         bypassed=tuple(sorted(launch.policy.bypass)),
     )
     _check_strict(launch, plan)
     return plan
 
 
-def _warnings(work: PhaseWork, host: HostCatalogue) -> tuple[Warn, ...]:
+def _warnings(work: PhaseWork, host: HostCatalogue, rows: list[HostRow]) -> tuple[Warn, ...]:
     warnings = list(work.warnings)
-    if any(plan.source.endswith("auto") for plan in work.plans.values()):
+    if host.catalogue.failures and any("auto" in plan.source for plan in work.plans.values()):
         warnings += [
             Warn(
                 "failed", f"plugin {item.plugin.name} ({item.plugin.distribution} {item.plugin.version}): {item.cause}"
             )
             for item in host.catalogue.failures
         ]
-    rows = work.rows()
-    if any(row.assumed for row in rows):
+    if [row for row in rows if row.assumed]:
         warnings.append(Warn("assumed", f"host {host.host.name} has no library list: libraries count as present"))
-    if any(row.interpreted for row in rows):
+    if [row for row in rows if row.interpreted]:
         warnings.append(
             Warn("interpreted", "Triton rows run in Triton's interpreter on the CPU: for tests, not for use")
         )
@@ -113,6 +113,8 @@ def _warnings(work: PhaseWork, host: HostCatalogue) -> tuple[Warn, ...]:
 
 def _check_sub_settings(launch: Launch, model: ModelFacts) -> None:
     """Sub-settings of a parent that is not in force are an error, never ignored."""
+    if not launch.keys:
+        return
     families = {group.facts.family for group in model.groups}
     sparse = launch.sub_settings("dsa_")
     if sparse:

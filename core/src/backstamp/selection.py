@@ -144,7 +144,7 @@ def rank(
     """
     for kernel in _ranked(table, policy, measurements):
         parts = table.parts(kernel)
-        if any(part.row.interpreted or part.row.offer.accuracy != "exact" for part in parts):
+        if [part for part in parts if part.row.interpreted or part.row.offer.accuracy != "exact"]:
             continue
         if fits is None or fits(parts):
             timed = measurements is not None and measurements.time_of(table.slot, table.phase, kernel) is not None
@@ -172,7 +172,9 @@ def phase_plan(
     table: Table, choice: Choice, request: Request | None, flag: str, parts: tuple[Part, ...] | None = None
 ) -> PhasePlan:
     """One phase's row of the plan; `flag` is what would set it where nobody asked."""
-    main = next(part.row for part in choice.parts if part.row.offer.kernel == choice.kernel)
+    main = choice.parts[0].row
+    if main.offer.kernel != choice.kernel:
+        main = next(part.row for part in choice.parts if part.row.offer.kernel == choice.kernel)
     return PhasePlan(
         table.phase,
         request.value if request is not None else None,
@@ -181,7 +183,7 @@ def phase_plan(
         main.plugin,
         main.library,
         choice.source,
-        tuple(_group_plan(part) for part in (choice.parts if parts is None else parts)),
+        tuple([_group_plan(part) for part in (choice.parts if parts is None else parts)]),
         tuple(table.verdicts.values()),
     )
 

@@ -7,9 +7,9 @@ an error naming both kernels; nothing is adjusted in silence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from backstamp.declarations import GRAPH_LEVELS, GraphLevel
+from backstamp.declarations import GRAPH_LEVELS, PHASES, GraphLevel, Phase
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
 from backstamp.hostfit import HostRow
@@ -54,9 +54,10 @@ def layout_of(rows: Sequence[HostRow], engine: EngineFacts, who: str) -> str:
 
 def common_page_size(rows: Sequence[HostRow]) -> int | None:
     """A page size every row reads: a preferred one where possible."""
-    offers = list(dict.fromkeys([row.offer.page_sizes for row in rows]))
-    if len(offers) == 1:
-        return offers[0].preferred
+    offers = [row.offer.page_sizes for row in rows]
+    first = offers[0].preferred
+    if all(pages.accepts(first) for pages in offers):
+        return first
     candidates = [pages.preferred for pages in offers]
     candidates += [size for pages in offers for size in pages.exact]
     candidates.append(math.lcm(*(pages.multiple_of or 1 for pages in offers)))
@@ -90,13 +91,11 @@ def graph_level(rows: Iterable[HostRow], engine: EngineFacts) -> GraphLevel:
     return GRAPH_LEVELS[min([wanted, *(row.graph for row in rows)])]
 
 
-def losses_of(tables: Sequence[tuple[Table, Choice]], engine: EngineFacts) -> tuple[Loss, ...]:
+def losses_of(chosen: Mapping[Phase, tuple[Table, Choice]], engine: EngineFacts) -> tuple[Loss, ...]:
     """What each choice costs, and the accepted kernel that would not cost it."""
     wanted = GRAPH_LEVELS.index(engine.graph)
     losses: list[Loss] = []
-    if wanted == 0:
-        return ()
-    for table, choice in tables:
+    for table, choice in (chosen[phase] for phase in PHASES if phase in chosen):
         have = min(part.row.graph for part in choice.parts)
         if table.phase not in ("decode", "verify", "draft_decode") or have >= wanted:
             continue

@@ -122,12 +122,12 @@ def make_tree(
     for row, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         prefix = torch.rand(q_len, kv_len - q_len, generator=generator) > 0.5
         rows.append(torch.cat([prefix, qlen[row, :q_len, :q_len]], dim=1).flatten())
-    if kind == "full":
-        flat, indptr = torch.cat(rows), _indptr([row.numel() for row in rows])
-    else:
-        packed = [_packed(row) for row in rows]
-        flat, indptr = torch.cat(packed), _indptr([row.numel() for row in packed])
-    return TreeMask(kind=kind, buffer=flat.to(device), indptr=indptr.to(device))
+    if kind == "packed":
+        # eight bits a byte, little-endian within it
+        bits = [torch.nn.functional.pad(row.to(torch.uint8), (0, -row.numel() % 8)).view(-1, 8) for row in rows]
+        rows = [(row << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8) for row in bits]
+    indptr = _indptr([row.numel() for row in rows])
+    return TreeMask(kind=kind, buffer=torch.cat(rows).to(device), indptr=indptr.to(device))
 
 
 def split_new(step: MadeStep) -> tuple[PagedKV, RaggedKV]:
@@ -186,27 +186,16 @@ def _index(
 ) -> KVIndex:
     """The pages in one form; entries no row may read are -1 and the id of a page of NaN."""
     width = max((len(row) for row in pages), default=0) + 2
-    table = torch.full((len(pages), width), -1, dtype=torch.int32)
-    for number, row in enumerate(pages):
-        table[number, : len(row)] = torch.tensor(row, dtype=torch.int32)
-        table[number, len(row)] = stale
+    entries = [[*row, stale] + [-1] * (width - len(row) - 1) for row in pages]
+    table = torch.tensor(entries, dtype=torch.int32).view(len(pages), width)
     if form == "page_table":
         return KVIndex(page_size=page_size, page_table=table.to(device))
     if form == "csr":
-        ids = torch.tensor([page for row in pages for page in (*row, stale)] + [-1], dtype=torch.int32)
         # each row's slice ends with a stale id: only `kv_lens` says how many count
-        return KVIndex(
-            page_size=page_size,
-            kv_indptr=_indptr([len(row) + 1 for row in pages]).to(device),
-            kv_indices=ids.to(device),
-        )
+        ids = torch.tensor([page for row in pages for page in (*row, stale)] + [-1], dtype=torch.int32)
+        indptr = _indptr([len(row) + 1 for row in pages])
+        return KVIndex(page_size=page_size, kv_indptr=indptr.to(device), kv_indices=ids.to(device))
     row_ids = torch.randperm(len(pages) + 3, generator=generator)[: len(pages)]
     whole = torch.full((len(pages) + 3, width), -1, dtype=torch.int32)
     whole[row_ids] = table
     return KVIndex(page_size=page_size, table=whole.to(device), row_ids=row_ids.to(device))
-
-
-def _packed(bits: Tensor) -> Tensor:
-    """Bits as bytes, little-endian within a byte."""
-    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
-    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
