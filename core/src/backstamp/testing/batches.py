@@ -78,13 +78,12 @@ def make_batch(
             if cache is not None:
                 numbers = torch.randn(max(0, length - start), *cache.shape[2:], generator=generator)
                 cache[slots] = numbers.to(device, cache.dtype)
-    num_tokens = sum(q_lens) + pad_tokens
-    q = torch.randn(num_tokens, layer.num_qo_heads, layer.head_dim, generator=generator).to(dtype)
+    q = torch.randn(sum(q_lens) + pad_tokens, layer.num_qo_heads, layer.head_dim, generator=generator).to(dtype)
     qo_indptr, kv_lens_host = _indptr(q_lens), torch.tensor(kv_lens, dtype=torch.int32)
     batch = Batch(
         phase=phase,
         num_rows=len(q_lens),
-        num_tokens=num_tokens,
+        num_tokens=q.shape[0],
         max_q_len=max(q_lens, default=0),
         max_kv_len=max(kv_lens, default=0),
         qo_indptr=qo_indptr.to(device),
@@ -126,8 +125,8 @@ def make_tree(
         # eight bits a byte, little-endian within it
         bits = [torch.nn.functional.pad(row.to(torch.uint8), (0, -row.numel() % 8)).view(-1, 8) for row in rows]
         rows = [(row << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8) for row in bits]
-    indptr = _indptr([row.numel() for row in rows])
-    return TreeMask(kind=kind, buffer=torch.cat(rows).to(device), indptr=indptr.to(device))
+    indptr = _indptr([row.numel() for row in rows]).to(device)
+    return TreeMask(kind=kind, buffer=torch.cat(rows).to(device), indptr=indptr)
 
 
 def split_new(step: MadeStep) -> tuple[PagedKV, RaggedKV]:
@@ -177,12 +176,7 @@ def _cache(
 
 
 def _index(
-    pages: Sequence[Sequence[int]],
-    stale: int,
-    page_size: int,
-    form: IndexForm,
-    device: str,
-    generator: torch.Generator,
+    pages: Sequence[Sequence[int]], stale: int, page_size: int, form: IndexForm, device: str, generator: torch.Generator
 ) -> KVIndex:
     """The pages in one form; entries no row may read are -1 and the id of a page of NaN."""
     width = max((len(row) for row in pages), default=0) + 2

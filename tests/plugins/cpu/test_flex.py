@@ -1,0 +1,48 @@
+"""What only `flex_attention` has to hold: steps of new sizes do not compile anew without end."""
+
+from __future__ import annotations
+
+import random
+
+from torch._dynamo.utils import counters
+
+from backstamp.factories import BuildRequest
+from backstamp.testing.batches import make_batch, make_tree
+from backstamp.testing.reference import reference_attention, relative_error
+from backstamp_cpu.backend import build_flex_attention
+
+REQUEST = BuildRequest(
+    kernel="flex_attention",
+    family="mha",
+    phases=("prefill", "decode", "verify"),
+    role="target",
+    layers=(),
+    dtype="fp32",
+    kv_dtype="same",
+    page_size=16,
+    layout="rows",
+    device="cpu",
+    max_rows=64,
+    max_tokens=4096,
+    max_pages=4096,
+    max_kv_len=4096,
+)
+
+
+def test_steps_of_new_sizes_reuse_a_handful_of_graphs():
+    """Dynamo gives up after eight recompiles of one code object, and a server never stops meeting new sizes."""
+    backend = build_flex_attention(REQUEST).backend
+    dice = random.Random(0)
+    before = counters["stats"]["unique_graphs"]
+    for _ in range(40):
+        count, kind = dice.randint(1, 9), dice.choice(["decode", "prefill", "tree", "verify"])
+        same = 1 if kind == "decode" else dice.randint(1, 9)
+        q_lens = [dice.randint(1, 200) if kind == "prefill" else same for _ in range(count)]
+        kv_lens = [q_len + dice.choice([0, 0, dice.randint(1, 300)]) for q_len in q_lens]
+        tree = make_tree(q_lens, kv_lens, "qlen") if kind == "tree" else None
+        step = make_batch(q_lens, kv_lens, tree=tree)
+        out = backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
+        truth, _ = reference_attention(step.q, step.kv, step.layer, step.batch)
+        assert relative_error(out, truth) < 1e-5
+    # one for each of four kinds of view, and a little slack: a graph also notes which sizes happened to be equal
+    assert 4 <= counters["stats"]["unique_graphs"] - before <= 6

@@ -1,0 +1,79 @@
+"""The declarations: sound, importable without torch, and true of what the factories build."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from backstamp.declarations import ANY, PHASES
+from backstamp.declared import Declared, declared_from_json, declared_to_json
+from backstamp.soundness import faults_of
+from backstamp_cpu.plugin import backstamp_aliases, backstamp_offers
+
+OFFERS = backstamp_offers()
+IDS = [f"{o.kernel}-{o.family}-{o.device}{'-alone' if o.deterministic else ''}" for o in OFFERS]
+rows = pytest.mark.parametrize("offer", OFFERS, ids=IDS)
+
+
+def test_declarations_import_neither_torch_nor_the_backend():
+    """Any machine can be asked about from any machine, without a kernel library."""
+    code = (
+        "import sys, backstamp_cpu.plugin as p; p.backstamp_offers(); "
+        "print([m for m in sys.modules if m.split('.')[0] == 'torch' or m == 'backstamp_cpu.backend'])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_the_declarations_are_sound_and_survive_their_json():
+    """No fault is found, and `backstamp.json` says the same."""
+    declared = Declared(offers=OFFERS, aliases=backstamp_aliases())
+    assert faults_of(declared, frozenset({"backstamp_cpu"})) == []
+    assert declared_from_json(declared_to_json(declared), "cpu") == declared
+
+
+@rows
+def test_every_factory_exists(offer):
+    """The path of each row leads to a callable."""
+    module, name = offer.factory.split(":")
+    assert callable(vars(import_module(module))[name])
+
+
+@rows
+def test_every_row_is_over_torch_and_claims_no_graph(offer):
+    """`plan` reads host lengths, so no row may be recorded in a CUDA graph."""
+    assert offer.requires == ("torch>=2.11",)
+    assert (offer.graph, offer.plan, offer.inputs) == ("never", "host", frozenset())
+
+
+def test_torch_native_serves_every_phase_of_both_families_everywhere():
+    """The embedded default: any device, any head dim, any page size."""
+    for offer in OFFERS:
+        if offer.kernel == "torch_native":
+            assert offer.all_phases == frozenset(PHASES)
+            assert (offer.device, offer.archs, offer.head_dims) == ("any", ANY, ANY)
+            assert all(offer.page_sizes.accepts(size) for size in (1, 3, 16, 100))
+    assert {offer.family for offer in OFFERS if offer.kernel == "torch_native"} == {"mha", "mla"}
+
+
+def test_flex_attention_serves_targets_only():
+    """No draft phase on any device."""
+    for offer in OFFERS:
+        if offer.kernel == "flex_attention":
+            assert offer.all_phases == frozenset({"prefill", "decode", "verify"})
+
+
+@pytest.mark.parametrize(("device", "best"), [("cpu", "torch_native"), ("cuda", "flex_attention")])
+def test_auto_prefers_the_faster_kernel_of_a_device(device, best):
+    """On the CPU flex_attention runs eagerly, so torch_native goes first there."""
+    fitting = [offer for offer in OFFERS if offer.device in (device, "any") and "prefill" in offer.phases]
+    assert max(fitting, key=lambda offer: offer.priority).kernel == best
+
+
+def test_only_rows_that_run_alone_are_declared_deterministic():
+    """Grouped rows are padded to each other, so their bits may depend on the batch."""
+    for offer in OFFERS:
+        assert offer.deterministic == offer.factory.endswith("rows_alone")
