@@ -1,0 +1,40 @@
+"""The factories: one `BuildRequest` to one `Built`; with the modules it imports, all of the plugin that needs torch.
+
+A factory names the kernel it built and never answers another one.
+"""
+
+from __future__ import annotations
+
+from backstamp.factories import BuildRequest, Built
+from backstamp_cpu.checks import limits_of
+from backstamp_cpu.flex import FlexAttention
+from backstamp_cpu.native import TorchNative
+
+__all__ = ["build_flex_attention", "build_torch_native", "build_torch_native_rows_alone"]
+
+
+def build_torch_native(request: BuildRequest) -> Built:
+    """Build `torch_native`, rows of a step grouped for speed.
+
+    Raises:
+        BadInput: a dtype or KV layout the plugin does not know.
+    """
+    return Built("torch_native", TorchNative(limits_of(request, alibi=True), rows_alone=False))
+
+
+def build_torch_native_rows_alone(request: BuildRequest) -> Built:
+    """Build `torch_native`, one row at a time: a row's bits do not depend on what shares its batch.
+
+    Raises:
+        BadInput: a dtype or KV layout the plugin does not know.
+    """
+    return Built("torch_native", TorchNative(limits_of(request, alibi=True), rows_alone=True))
+
+
+def build_flex_attention(request: BuildRequest) -> Built:
+    """Build `flex_attention`, compiled except on the CPU.
+
+    Raises:
+        BadInput: a dtype or KV layout the plugin does not know.
+    """
+    return Built("flex_attention", FlexAttention(limits_of(request, alibi=False)))

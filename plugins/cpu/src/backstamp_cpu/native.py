@@ -1,0 +1,216 @@
+"""`torch_native`: paged attention through PyTorch alone, on any device, in every phase; others are compared with it.
+
+In: the call contract. Out: outputs in place. `plan` does the host half; `forward` gathers a group's keys, masks and
+attends. Rows with as many queries and about as many keys share a group, unless they run alone so that a row's bits
+do not depend on its batch. Never holds the current batch: that is the state's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp_cpu.attend import attend_explicitly, attend_with_sdpa, needs_explicit_path
+from backstamp_cpu.checks import Limits
+from backstamp_cpu.gather import KeySource, host_ints, locate_keys, read_keys
+from backstamp_cpu.masks import distances, sees_all, visible
+from backstamp_cpu.rows import NewOffsets, Span, StepRows, read_rows
+
+__all__ = ["NativeState", "TorchNative"]
+
+#: Longest row in query tokens that shares a group: a longer one is work enough by itself.
+MAX_GROUPED_QUERIES = 32
+#: Most logits of one product, 256 MiB in fp32; longer groups run a slice of their queries at a time.
+MAX_LOGITS = 2**26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows attended by one call: R spans, S query tokens each, K keys at most.
+
+    Attributes:
+        tokens: the group's query tokens in row order, as a slice where they are neighbours, else i64 `[R * S]`.
+        mask: bool `[R, S, K]`, None where every token sees every key.
+        unseen: bool `[R * K]`, keys of a tree step that no token sees, or None.
+    """
+
+    spans: Sequence[Span]
+    num_queries: int
+    num_keys: int
+    tokens: slice | Tensor
+    source: KeySource
+    mask: Tensor | None
+    unseen: Tensor | None
+
+
+@dataclass(slots=True)
+class NativeState:
+    """One planned step; `views` holds the groups of each kind of layer met so far, made when first met."""
+
+    batch: Batch
+    rows: StepRows
+    offsets: NewOffsets = field(default_factory=NewOffsets)
+    views: dict[tuple[int, bool, tuple[int, ...] | None], list[Group]] = field(default_factory=dict)
+
+
+class TorchNative:
+    """The backend; `rows_alone` gives up grouping for bits that do not depend on what shares the batch."""
+
+    def __init__(self, limits: Limits, *, rows_alone: bool) -> None:
+        self._limits = limits
+        self._rows_alone = rows_alone
+
+    def plan(self, batch: Batch, *, state: NativeState | None = None, capture: bool = False) -> NativeState:
+        """Read the step's row numbers; syncs where the host mirrors are missing or inexact.
+
+        Raises:
+            UnsupportedBatch: the batch asks for what this object was not built for.
+        """
+        self._limits.check_batch(batch, capture)
+        rows = read_rows(batch)
+        self._limits.check_tree_size(batch, rows.max_q_len)
+        if state is None:
+            return NativeState(batch, rows)
+        # whoever kept the state sees the new step, as the contract says
+        state.batch, state.rows, state.offsets, state.views = batch, rows, NewOffsets(), {}
+        return state
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: NativeState,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        new: RaggedKV | None = None,
+        q_rope: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend one layer; shapes as in `AttentionBackend.forward`.
+
+        Raises:
+            UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
+        """
+        batch = state.batch
+        head_dim = q.shape[-1] + (0 if q_rope is None else q_rope.shape[-1])
+        self._limits.check_call(q, head_dim, kv, layer, batch, state.rows, out=out, lse=lse, new=new, indices=indices)
+        if out is None:
+            out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+        # tokens of no group see nothing: pad rows, and rows whose keys are all hidden
+        out.zero_()
+        if lse is not None:
+            lse.fill_(float("-inf"))
+        explicit = needs_explicit_path(layer, lse is not None)
+        for group in self._groups(state, kv, layer, new, q.device):
+            queries = q[group.tokens] if q_rope is None else torch.cat([q[group.tokens], q_rope[group.tokens]], dim=-1)
+            k, v = read_keys(group.source, kv, new, layer, torch.float32 if explicit else q.dtype)
+            if group.unseen is not None:
+                k = k.masked_fill(group.unseen[:, None, None], 0.0)
+                v = v.masked_fill(group.unseen[:, None, None], 0.0)
+            answer, logs = _attend(queries, k, v, group, state.rows, layer, explicit)
+            out[group.tokens] = answer.to(out.dtype)
+            if lse is not None:
+                assert logs is not None, "the explicit path answers the LSE"
+                lse[group.tokens] = logs
+        return out
+
+    def _groups(
+        self, state: NativeState, kv: PagedKV | None, layer: LayerSpec, new: RaggedKV | None, device: torch.device
+    ) -> list[Group]:
+        """The step's groups for this kind of layer: its window, and where its keys lie."""
+        new_starts = None if new is None else state.offsets.read(new)
+        kind = (layer.window_left, kv is not None, new_starts)
+        groups = state.views.get(kind)
+        if groups is None:
+            cached_lens = self._limits.cached_lens(state.batch, state.rows, kv is not None, new_starts)
+            spans = state.rows.spans(layer.window_left)
+            parts = [[span] for span in spans] if self._rows_alone else _parts(spans, state.rows)
+            groups = [_group(part, state, layer.window_left, cached_lens, new_starts, device) for part in parts]
+            state.views[kind] = groups
+        return groups
+
+
+def _parts(spans: Sequence[Span], rows: StepRows) -> list[list[Span]]:
+    """Rows that share a call: as many queries each, the shortest with at least half of the longest's keys."""
+    parts: list[list[Span]] = []
+    for span in sorted(spans, key=lambda s: (rows.q_len(s.row), s.stop - s.start)):
+        q_len, num_keys = rows.q_len(span.row), span.stop - span.start
+        first = parts[-1][0] if parts else None
+        if (
+            first is not None
+            and q_len <= MAX_GROUPED_QUERIES
+            and q_len == rows.q_len(first.row)
+            and num_keys <= 2 * (first.stop - first.start)
+        ):
+            parts[-1].append(span)
+        else:
+            parts.append([span])
+    return [sorted(part, key=lambda s: s.row) for part in parts]
+
+
+def _group(
+    spans: list[Span],
+    state: NativeState,
+    window_left: int,
+    cached_lens: Sequence[int],
+    new_starts: Sequence[int] | None,
+    device: torch.device,
+) -> Group:
+    rows, tree = state.rows, state.batch.tree
+    num_queries = rows.q_len(spans[0].row)
+    num_keys = max(span.stop - span.start for span in spans)
+    first_slots = [number * num_keys for number in range(len(spans))]
+    source = locate_keys(spans, first_slots, len(spans) * num_keys, state.batch.index, cached_lens, new_starts, device)
+    mask = None
+    if not sees_all(rows, spans, window_left, num_keys):
+        mask = visible(rows, spans, window_left, tree, num_queries, num_keys, device)
+    return Group(
+        spans=spans,
+        num_queries=num_queries,
+        num_keys=num_keys,
+        tokens=_tokens(spans, rows, device),
+        source=source,
+        mask=mask,
+        unseen=None if tree is None or mask is None else ~mask.any(1).flatten(),
+    )
+
+
+def _tokens(spans: Sequence[Span], rows: StepRows, device: torch.device) -> slice | Tensor:
+    first, last = spans[0].row, spans[-1].row
+    num_queries = rows.q_len(first)
+    if rows.q_starts[last + 1] - rows.q_starts[first] == num_queries * len(spans):
+        return slice(rows.q_starts[first], rows.q_starts[last + 1])
+    return host_ints([rows.q_starts[s.row] + i for s in spans for i in range(num_queries)], device)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, rows: StepRows, layer: LayerSpec, explicit: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attend one group, a slice of its queries at a time: outputs `[R * S, Hq, Dv]`; explicit, LSE `[R * S, Hq]`."""
+    num_rows, num_queries, num_keys = len(group.spans), group.num_queries, group.num_keys
+    # a copy: products of the same numbers at another alignment may differ in their last bit
+    q = q.clone(memory_format=torch.contiguous_format).view(num_rows, num_queries, *q.shape[1:])
+    k, v = k.view(num_rows, num_keys, *k.shape[1:]), v.view(num_rows, num_keys, *v.shape[1:])
+    distance = None
+    if layer.alibi is not None:
+        distance = distances(rows, group.spans, num_queries, num_keys, q.device)
+    step = max(1, MAX_LOGITS // (num_rows * layer.num_qo_heads * num_keys))
+    outs, logs = [], []
+    for start in range(0, num_queries, step):
+        part = slice(start, min(start + step, num_queries))
+        mask = None if group.mask is None else group.mask[:, part]
+        if explicit:
+            part_distance = None if distance is None else distance[:, part]
+            answer, log = attend_explicitly(q[:, part], k, v, mask, part_distance, layer)
+            logs.append(log)
+        else:
+            answer = attend_with_sdpa(q[:, part], k, v, mask, layer.scale)
+        outs.append(answer)
+    out = torch.cat(outs, dim=1).flatten(0, 1)
+    return out, torch.cat(logs, dim=1).flatten(0, 1) if logs else None

@@ -1,0 +1,94 @@
+"""What this plugin declares: PyTorch attention for every device, as data.
+
+In: nothing. Out: offers. Imports only `backstamp`; the kernels are in `backend.py`, imported when one is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from backstamp.declarations import ANY, Alias, Offer, PageSizes
+from backstamp.hookspecs import hookimpl
+
+__all__ = ["backstamp_aliases", "backstamp_offers"]
+
+_SHARED_FEATURES = frozenset(
+    {"window", "softcap", "sinks", "tree_mask", "topk", "non_causal", "lse", "split_kv", "cross", "encoder"}
+)
+
+NATIVE = Offer(
+    kernel="torch_native",
+    factory="backstamp_cpu.backend:build_torch_native",
+    family="mha",
+    device="any",
+    archs=ANY,
+    phases=frozenset({"prefill", "decode", "verify"}),
+    dtypes=frozenset({"fp16", "bf16", "fp32"}),
+    kv_dtypes=frozenset({"same", "e4m3fn", "e4m3fnuz", "e5m2"}),
+    head_dims=ANY,
+    page_sizes=PageSizes(preferred=16, multiple_of=1),
+    kv_forms=frozenset({"paged", "ragged"}),
+    index_forms=frozenset({"page_table", "csr", "indirect"}),
+    prefix=True,
+    features=_SHARED_FEATURES | {"alibi"},
+    priority=10,
+    requires=("torch>=2.11",),
+    forward_archs="any",
+)
+
+# the same kernel over an absorbed latent cache: values lie inside the keys
+NATIVE_MLA = replace(NATIVE, family="mla")
+
+FLEX_CPU = replace(
+    NATIVE,
+    kernel="flex_attention",
+    factory="backstamp_cpu.backend:build_flex_attention",
+    device="cpu",
+    # targets only; a draft's few tokens a step would recompile and gather for nothing
+    draft_phases=frozenset(),
+    features=_SHARED_FEATURES - {"topk"},
+    # eager on the CPU: right, and slower than torch_native
+    priority=5,
+)
+
+FLEX_CUDA = replace(
+    FLEX_CPU,
+    device="cuda",
+    archs=("8.0",),
+    # compiled tiles: powers of two, and what pads to one
+    head_dims=(16, 32, 64, 80, 96, 128, 192, 256, (192, 128)),
+    phases=frozenset({"prefill", "verify"}),
+    priority=20,
+)
+# one query a row leaves its tiles empty: on an H200 decode took 1.6 times torch_native's time (bench/results/h200.json)
+FLEX_CUDA_DECODE = replace(FLEX_CUDA, phases=frozenset({"decode"}), priority=5)
+
+FLEX_ROCM = replace(FLEX_CUDA, device="rocm", archs=("gfx942", "gfx950"), forward_archs="no")
+FLEX_ROCM_DECODE = replace(FLEX_ROCM, phases=frozenset({"decode"}), priority=5)
+
+
+def _rows_alone(offer: Offer) -> Offer:
+    """The row a launch that asks for determinism gets: each row attended by itself."""
+    return replace(offer, factory="backstamp_cpu.backend:build_torch_native_rows_alone", deterministic=True)
+
+
+@hookimpl
+def backstamp_offers() -> tuple[Offer, ...]:
+    """The grouped rows first: a launch that does not ask for determinism takes them."""
+    return (
+        NATIVE,
+        NATIVE_MLA,
+        _rows_alone(NATIVE),
+        _rows_alone(NATIVE_MLA),
+        FLEX_CPU,
+        FLEX_CUDA,
+        FLEX_CUDA_DECODE,
+        FLEX_ROCM,
+        FLEX_ROCM_DECODE,
+    )
+
+
+@hookimpl
+def backstamp_aliases() -> tuple[Alias, ...]:
+    """None: both kernels are asked for by their own names."""
+    return ()
