@@ -61,10 +61,12 @@ FLEX_CUDA = replace(
     priority=20,
 )
 # one query a row leaves its tiles empty: on an H200 decode took 1.6 times torch_native's time (bench/results/h200.json)
-FLEX_CUDA_DECODE = replace(FLEX_CUDA, phases=frozenset({"decode"}), priority=5)
+FLEX_CUDA_DECODE = replace(
+    FLEX_CUDA, phases=frozenset({"decode"}), features=FLEX_CUDA.features - {"tree_mask"}, priority=5
+)
 
 FLEX_ROCM = replace(FLEX_CUDA, device="rocm", archs=("gfx942", "gfx950"), forward_archs="no")
-FLEX_ROCM_DECODE = replace(FLEX_ROCM, phases=frozenset({"decode"}), priority=5)
+FLEX_ROCM_DECODE = replace(FLEX_CUDA_DECODE, device="rocm", archs=("gfx942", "gfx950"), forward_archs="no")
 
 
 def _rows_alone(offer: Offer) -> Offer:
