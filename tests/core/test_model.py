@@ -259,6 +259,12 @@ def test_dtypes_have_one_name(written: str, canonical: str) -> None:
     assert changed("mha", "dtype", torch_dtype=written).dtype == canonical
 
 
+def test_a_config_that_does_not_say_its_dtype_is_served_in_bf16() -> None:
+    """Config classes leave it out until a model is saved; engines serve such a config in bf16."""
+    unsaid = {field: value for field, value in config("mha").items() if field != "dtype"}
+    assert model_from_config(unsaid).dtype == "bf16"
+
+
 def test_the_engine_may_settle_the_dtype() -> None:
     """What a model is loaded as beats what it was saved as, sinks included."""
     model = model_from_config(config("sinks"), dtype="float16")

@@ -18,7 +18,6 @@ BAD: dict[str, tuple[str, dict[str, object], str, str, str]] = {
     "no-model-type": ("mha", {"model_type": GONE}, "model_type", "a model type", "no such field"),
     "no-heads": ("mha", {"num_attention_heads": GONE}, "num_attention_heads", "num_attention_heads", "no such field"),
     "no-layers": ("mha", {"num_hidden_layers": GONE}, "num_hidden_layers", "num_hidden_layers", "no such field"),
-    "no-dtype": ("mha", {"dtype": GONE}, "dtype", "torch_dtype", "no such field"),
     "zero-heads": ("mha", {"num_attention_heads": 0}, "num_attention_heads", "whole number >= 1", "0"),
     "negative-layers": ("mha", {"num_hidden_layers": -1}, "num_hidden_layers", "whole number >= 1", "-1"),
     "too-many-layers": ("mha", {"num_hidden_layers": 10_001}, "num_hidden_layers", "at most", "10001"),

@@ -200,7 +200,7 @@ def model_from_config(config: Mapping[str, object], who: str = "model config", d
     """The facts of a parsed config; `dtype` is what the engine loads the model as, where that is settled elsewhere.
 
     Raises:
-        BadModel: as `load_model`; the config does not say its dtype and neither does the caller.
+        BadModel: as `load_model`.
     """
     # the rules need the types above
     from backstamp.model_layers import read_model

@@ -60,18 +60,10 @@ def read_model(config: Mapping[str, object], who: str, dtype: str | None = None)
     _refuse_unreadable(outer, fields, kind)
     draft = draft_facts(outer, fields, architecture)
     canonical = _dtype(fields, dtype)
-    reader = _Reader(fields, kind, canonical or "", draft)
+    reader = _Reader(fields, kind, canonical, draft)
     layers = tuple(
         reader.mixers(at, word) for at, word in enumerate(layer_words(fields, draft_layer_count(fields, architecture)))
     )
-    if canonical is None:
-        # last, because a config that is wrong is better told that than what it leaves out
-        raise BadModel(
-            f"{fields.who}, field dtype",
-            needed=f"dtype or torch_dtype, one of {', '.join(_DTYPES)}",
-            found="no such field",
-            fix="Add torch_dtype to the config",
-        )
     return ModelFacts(
         name=name,
         architecture=architecture,
@@ -96,11 +88,12 @@ def _refuse_unreadable(outer: Fields, fields: Fields, kind: str) -> None:
         raise BadModel(fields.who, needed="a decoder these facts can describe", found=f"{kind} with {said}")
 
 
-def _dtype(fields: Fields, asked: str | None) -> str | None:
-    """The canonical dtype of a model's activations, None where nobody says it."""
-    value = asked or fields.text("dtype") or fields.text("torch_dtype")
-    if value is None:
-        return None
+def _dtype(fields: Fields, asked: str | None) -> str:
+    """The canonical dtype of a model's activations; unsaid is bf16, what engines serve such a config in.
+
+    Source: vLLM 0.32 reads an unsaid dtype as float32 and serves float32 configs in bf16 (`dtype="auto"`).
+    """
+    value = asked or fields.text("dtype") or fields.text("torch_dtype") or "bfloat16"
     name = value.removeprefix("torch.")
     if name in _DTYPES.values():
         return name
