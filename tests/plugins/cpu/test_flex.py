@@ -44,5 +44,7 @@ def test_steps_of_new_sizes_reuse_a_handful_of_graphs():
         out = backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
         truth, _ = reference_attention(step.q, step.kv, step.layer, step.batch)
         assert relative_error(out, truth) < 1e-5
-    # one for each of four kinds of view, and a little slack: a graph also notes which sizes happened to be equal
-    assert 4 <= counters["stats"]["unique_graphs"] - before <= 6
+    # one for each of four kinds of view, and a little slack: a graph also notes which sizes happened to be equal; other
+    # tests of this process may have compiled some of the four already
+    assert counters["stats"]["unique_graphs"] >= 4
+    assert counters["stats"]["unique_graphs"] - before <= 6

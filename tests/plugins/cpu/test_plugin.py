@@ -60,16 +60,23 @@ def test_torch_native_serves_every_phase_of_both_families_everywhere():
 
 
 def test_flex_attention_serves_targets_only():
-    """No draft phase on any device."""
-    for offer in OFFERS:
-        if offer.kernel == "flex_attention":
-            assert offer.all_phases == frozenset({"prefill", "decode", "verify"})
+    """Every target phase and no draft phase, on every device."""
+    for device in ("cpu", "cuda", "rocm"):
+        rows = [offer for offer in OFFERS if offer.kernel == "flex_attention" and offer.device == device]
+        assert frozenset().union(*(offer.all_phases for offer in rows)) == {"prefill", "decode", "verify"}
 
 
-@pytest.mark.parametrize(("device", "best"), [("cpu", "torch_native"), ("cuda", "flex_attention")])
-def test_auto_prefers_the_faster_kernel_of_a_device(device, best):
-    """On the CPU flex_attention runs eagerly, so torch_native goes first there."""
-    fitting = [offer for offer in OFFERS if offer.device in (device, "any") and "prefill" in offer.phases]
+@pytest.mark.parametrize(
+    ("device", "phase", "best"),
+    [
+        ("cpu", "prefill", "torch_native"),
+        ("cuda", "prefill", "flex_attention"),
+        ("cuda", "decode", "torch_native"),
+    ],
+)
+def test_auto_prefers_the_faster_kernel_of_a_device(device, phase, best):
+    """Eager flex_attention on the CPU and its one-query tiles on a GPU are slower than torch_native."""
+    fitting = [offer for offer in OFFERS if offer.device in (device, "any") and phase in offer.phases]
     assert max(fitting, key=lambda offer: offer.priority).kernel == best
 
 
