@@ -8,7 +8,6 @@ last row. It has no memory and no preference: ranking is selection's job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from backstamp.declarations import Phase
@@ -21,8 +20,7 @@ from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
 __all__ = ["Answer", "PhaseNeeds", "Question", "evaluate", "evaluate_phase"]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """What a launch asks of a kernel for one family of layers of one component, whatever the phase.
 
     Attributes:

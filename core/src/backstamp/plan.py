@@ -112,8 +112,7 @@ class Loss(NamedTuple):
         return self._asdict()
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlan:
+class GroupPlan(NamedTuple):
     """The kernel of one group of like layers in one phase; `row` is the accepted one of its declared rows."""
 
     component: str
@@ -141,8 +140,7 @@ class GroupPlan:
         return {name: value for name, value in self.as_json().items() if name != "row"}
 
 
-@dataclass(frozen=True, slots=True)
-class PhasePlan:
+class PhasePlan(NamedTuple):
     """One phase: what was asked, what runs, who decided, and why the others do not.
 
     `setting` is the flag that decided, or, where nobody asked, the flag that would; "" where the phase has none.

@@ -7,8 +7,7 @@ family) of its layers, and what each phase needs beside. It compares nothing wit
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from backstamp.catalogue import Catalogue
 from backstamp.declarations import Phase, Role, Slot
@@ -41,8 +40,7 @@ _KV_NAMES: Final = {
 _FNUZ_ARCHS: Final = frozenset({"gfx940", "gfx941", "gfx942"})
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """One question and the groups of like layers it speaks for; all of one component and one family."""
 
     component: str
@@ -79,8 +77,10 @@ def questions_for(
             together.setdefault((group.component, group.facts.family), []).append(group)
     situations = _situations(launch, engine)
     return tuple(
-        Asked(component, tuple(alike), _question(alike, launch, engine, model, kv_dtype, situations))
-        for (component, _), alike in together.items()
+        [
+            Asked(component, tuple(alike), _question(alike, launch, engine, model, kv_dtype, situations))
+            for (component, _), alike in together.items()
+        ]
     )
 
 
@@ -91,8 +91,8 @@ def needs_of(phase: Phase, slot: Slot, launch: Launch, engine: EngineFacts) -> P
         features |= {"tree_mask" if phase == "verify" else "topk"}
     if launch.dcp_size > 1 and phase != "prefill":
         features |= {"lse"}
-    chunked = launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0
-    return PhaseNeeds(phase, features, slot == "attention" and (phase != "prefill" or engine.prefix_cache or chunked))
+    prefix = phase != "prefill" or engine.prefix_cache or _is_chunked(launch)
+    return PhaseNeeds(phase, features, prefix and slot == "attention")
 
 
 def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: Catalogue) -> str:
@@ -117,17 +117,28 @@ def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: C
 
 
 def _situations(launch: Launch, engine: EngineFacts) -> frozenset[str]:
-    words = (
-        ("spec", launch.speculative),
-        ("topk", launch.speculative_topk > 1),
-        ("dcp", launch.dcp_size > 1),
-        ("tp", launch.tp_size > 1),
-        ("deterministic", launch.deterministic),
-        ("graph", engine.graph != "never"),
-        ("prefix_cache", engine.prefix_cache),
-        ("chunked_prefill", launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0),
-    )
-    return frozenset([word for word, holds in words if holds])
+    words = []
+    if launch.speculative:
+        words.append("spec")
+    if launch.speculative_topk > 1:
+        words.append("topk")
+    if launch.dcp_size > 1:
+        words.append("dcp")
+    if launch.tp_size > 1:
+        words.append("tp")
+    if launch.deterministic:
+        words.append("deterministic")
+    if engine.graph != "never":
+        words.append("graph")
+    if engine.prefix_cache:
+        words.append("prefix_cache")
+    if _is_chunked(launch):
+        words.append("chunked_prefill")
+    return frozenset(words)
+
+
+def _is_chunked(launch: Launch) -> bool:
+    return launch.chunked_prefill_size is not None and launch.chunked_prefill_size > 0
 
 
 def _question(
@@ -143,14 +154,14 @@ def _question(
         features |= _layer_features(group.facts)
     return Question(
         family=groups[0].facts.family,
-        dims=frozenset((group.facts.head_dim, group.facts.v_head_dim) for group in groups),
+        dims=frozenset([(group.facts.head_dim, group.facts.v_head_dim) for group in groups]),
         features=features,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         kv_name=launch.kv_cache_dtype,
         situations=situations,
         page_size=launch.page_size if launch.page_size is not None else engine.page_size,
-        causal=all(group.facts.causal for group in groups),
+        causal="non_causal" not in features,
         deterministic=launch.deterministic,
         chunk_tokens=launch.chunked_prefill_size,
         bypass=launch.policy.bypass,
