@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from backstamp.testing.dists import write_plugin
+from tests.children import COMMAND, ordinary_environment
 
 MODELS = Path(__file__).parent.parent / "data" / "models"
 
@@ -20,8 +20,8 @@ def backstamp(
     *arguments: str, path: Path | None = None, columns: int = 80, cwd: Path | None = None
 ) -> tuple[int, str, str]:
     """Run the command in a child; `path` is put first on its module path."""
-    environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(path or ""), "NO_COLOR": "1"}
-    command = [sys.executable, "-c", "from backstamp.cli import main; main()", *arguments]
+    environment = {**ordinary_environment(path), "COLUMNS": str(columns), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", COMMAND, *arguments]
     child = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
     return child.returncode, child.stdout, child.stderr
 

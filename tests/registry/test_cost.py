@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backstamp.testing.dists import write_plugin
+from tests.children import ordinary_environment
 
 BACKEND = """\
 from backstamp.factories import Built
@@ -32,7 +32,7 @@ def build(request):
 def loaded_by(program: str, path: Path | None = None) -> set[str]:
     """The modules a fresh interpreter holds after a program."""
     report = "import sys, json; sys.stdout.write(json.dumps(sorted(sys.modules)))"
-    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    environment = ordinary_environment(path)
     child = subprocess.run(
         [sys.executable, "-c", f"{program}\n{report}"], capture_output=True, text=True, env=environment, check=False
     )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.children import COMMAND, ordinary_environment
+from tests.documents import install_documented_plugin
 
-def demo(*arguments: str) -> tuple[int, dict[str, object]]:
-    """Run `backstamp demo --json` in a child."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    program = [sys.executable, "-c", "from backstamp.cli import main; main()", "demo", "--json", *arguments]
-    child = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+
+def demo(*arguments: str, path: Path | None = None) -> tuple[int, dict[str, object]]:
+    """Run `backstamp demo --json` in a child that is an ordinary machine; `path` is put on its module path."""
+    program = [sys.executable, "-c", COMMAND, "demo", "--json", *arguments]
+    child = subprocess.run(program, capture_output=True, text=True, env=ordinary_environment(path), check=False)
     return child.returncode, json.loads(child.stdout)
 
 
@@ -54,3 +56,24 @@ def test_the_demo_refuses_a_kernel_that_cannot_run_here() -> None:
     status, report = demo("--attention-backend", "triton", "--device", "cpu")
     assert status == 1
     assert report["error"]["code"] == "refused"
+
+
+BROKEN = {
+    "zeros": ("out[start:stop] = torch.einsum(", "out[start:stop] = 0 * torch.einsum("),
+    "no-causal-mask": ("if state.causal:", "if False:"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_the_demo_is_red_with_a_verify_kernel_that_is_wrong(fault: str, tmp_path: Path) -> None:
+    """The plugin of docs/write-a-plugin.md, broken: outputs differ from plain decoding, and the demo exits 1."""
+    sound, broken = BROKEN[fault]
+    site = install_documented_plugin(tmp_path / "site-packages", lambda text: text.replace(sound, broken))
+    flags = ("--verify-attention-backend", "acme", "--speculative-topk", "1")
+    status, report = demo(*flags, path=site)
+    assert status == 1
+    assert report["target"]["phases"]["verify"]["stamp"]["kernel"] == "acme_naive"
+    assert report["equal"] is False
+    assert report["errors"]["target verify"] > 1e-2
+    healthy = install_documented_plugin(tmp_path / "healthy" / "site-packages", lambda text: text)
+    assert demo(*flags, path=healthy)[0] == 0
