@@ -8,7 +8,7 @@ use the padded layout with a ready mask. Never holds the current batch: that is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from backstamp_cpu.checks import Limits
 from backstamp_cpu.flexmods import Blocks, Call, blocks_of_bounds, blocks_of_mask, compiled_call
 from backstamp_cpu.gather import KeySource, count_up, locate_keys, read_keys, repeated
 from backstamp_cpu.masks import visible
-from backstamp_cpu.rows import NewOffsets, Span, StepRows, read_rows
+from backstamp_cpu.rows import Span, StepRows
+from backstamp_cpu.steps import StepState, open_output, plan_step
 
 __all__ = ["FlexAttention", "FlexState"]
 
@@ -47,14 +48,8 @@ class View:
     unseen: Tensor | None
 
 
-@dataclass(slots=True)
-class FlexState:
-    """One planned step; `views` holds a view of each kind of layer met so far, None where nothing is seen."""
-
-    batch: Batch
-    rows: StepRows
-    offsets: NewOffsets = field(default_factory=NewOffsets)
-    views: dict[tuple[int, bool, tuple[int, ...] | None], View | None] = field(default_factory=dict)
+#: One planned step; a view of each kind of layer, None where nothing is seen.
+FlexState = StepState["View | None"]
 
 
 class FlexAttention:
@@ -65,19 +60,8 @@ class FlexAttention:
         self._calls: dict[tuple[int, int, int, int, bool, bool, bool], Call] = {}
 
     def plan(self, batch: Batch, *, state: FlexState | None = None, capture: bool = False) -> FlexState:
-        """Read the step's row numbers; syncs where the host mirrors are missing or inexact.
-
-        Raises:
-            UnsupportedBatch: the batch asks for what this object was not built for.
-        """
-        self._limits.check_batch(batch, capture)
-        rows = read_rows(batch)
-        self._limits.check_tree_size(batch, rows.max_q_len)
-        if state is None:
-            return FlexState(batch, rows)
-        # whoever kept the state sees the new step, as the contract says
-        state.batch, state.rows, state.offsets, state.views = batch, rows, NewOffsets(), {}
-        return state
+        """Read the step's row numbers, as `backstamp_cpu.steps.plan_step`."""
+        return plan_step(self._limits, batch, state, capture)
 
     def forward(
         self,
@@ -97,15 +81,7 @@ class FlexAttention:
         Raises:
             UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
         """
-        batch = state.batch
-        head_dim = q.shape[-1] + (0 if q_rope is None else q_rope.shape[-1])
-        self._limits.check_call(q, head_dim, kv, layer, batch, state.rows, out=out, lse=lse, new=new, indices=indices)
-        if out is None:
-            out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
-        # tokens of no view see nothing: pad rows, and rows whose keys are all hidden
-        out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
+        out = open_output(self._limits, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         view = self._view(state, kv, layer, new, q.device)
         if view is None:
             return out

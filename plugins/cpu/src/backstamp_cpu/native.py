@@ -8,7 +8,7 @@ do not depend on its batch. Never holds the current batch: that is the state's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from backstamp_cpu.attend import attend_explicitly, attend_with_sdpa, needs_expl
 from backstamp_cpu.checks import Limits
 from backstamp_cpu.gather import KeySource, host_ints, locate_keys, read_keys
 from backstamp_cpu.masks import distances, sees_all, visible
-from backstamp_cpu.rows import NewOffsets, Span, StepRows, read_rows
+from backstamp_cpu.rows import Span, StepRows
+from backstamp_cpu.steps import StepState, open_output, plan_step
 
 __all__ = ["NativeState", "TorchNative"]
 
@@ -47,14 +48,8 @@ class Group:
     unseen: Tensor | None
 
 
-@dataclass(slots=True)
-class NativeState:
-    """One planned step; `views` holds the groups of each kind of layer met so far, made when first met."""
-
-    batch: Batch
-    rows: StepRows
-    offsets: NewOffsets = field(default_factory=NewOffsets)
-    views: dict[tuple[int, bool, tuple[int, ...] | None], list[Group]] = field(default_factory=dict)
+#: One planned step; the groups of rows of each kind of layer.
+NativeState = StepState[list[Group]]
 
 
 class TorchNative:
@@ -65,19 +60,8 @@ class TorchNative:
         self._rows_alone = rows_alone
 
     def plan(self, batch: Batch, *, state: NativeState | None = None, capture: bool = False) -> NativeState:
-        """Read the step's row numbers; syncs where the host mirrors are missing or inexact.
-
-        Raises:
-            UnsupportedBatch: the batch asks for what this object was not built for.
-        """
-        self._limits.check_batch(batch, capture)
-        rows = read_rows(batch)
-        self._limits.check_tree_size(batch, rows.max_q_len)
-        if state is None:
-            return NativeState(batch, rows)
-        # whoever kept the state sees the new step, as the contract says
-        state.batch, state.rows, state.offsets, state.views = batch, rows, NewOffsets(), {}
-        return state
+        """Read the step's row numbers, as `backstamp_cpu.steps.plan_step`."""
+        return plan_step(self._limits, batch, state, capture)
 
     def forward(
         self,
@@ -97,15 +81,7 @@ class TorchNative:
         Raises:
             UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
         """
-        batch = state.batch
-        head_dim = q.shape[-1] + (0 if q_rope is None else q_rope.shape[-1])
-        self._limits.check_call(q, head_dim, kv, layer, batch, state.rows, out=out, lse=lse, new=new, indices=indices)
-        if out is None:
-            out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
-        # tokens of no group see nothing: pad rows, and rows whose keys are all hidden
-        out.zero_()
-        if lse is not None:
-            lse.fill_(float("-inf"))
+        out = open_output(self._limits, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         explicit = needs_explicit_path(layer, lse is not None)
         for group in self._groups(state, kv, layer, new, q.device):
             queries = q[group.tokens] if q_rope is None else torch.cat([q[group.tokens], q_rope[group.tokens]], dim=-1)
