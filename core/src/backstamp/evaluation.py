@@ -209,4 +209,4 @@ def _refused(kernel: str, check: str, index: SlotIndex, lost: int, told: Told) -
     wanted = wording.wanted(first, told)
     if len(rows) > 1:
         wanted = " or ".join(dict.fromkeys(wording.wanted(row, told) for row in rows))
-    return Verdict(kernel, False, wording.code, wording.field, wanted, wording.have(first, told), first.plugin.name)
+    return Verdict(kernel, False, wording.code, wording.field, wanted, wording.have(rows, told), first.plugin.name)

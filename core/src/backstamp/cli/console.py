@@ -31,13 +31,15 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """A table; cells are text, wrapped where the terminal is narrow."""
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", whole: frozenset[str] = frozenset()
+) -> None:
+    """A table; cells are text, wrapped where the terminal is narrow, but for the columns kept `whole`."""
     table = Table(
         title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
     for column in columns:
-        table.add_column(column, overflow="fold", header_style="bold")
+        table.add_column(column, overflow="fold", header_style="bold", no_wrap=column in whole)
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in row))
     _console().print(table)

@@ -13,7 +13,7 @@ from backstamp.compiled import compile_for
 from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
 from backstamp.errors import BadInput
-from backstamp.explanation import explain_key
+from backstamp.explanation import PhaseAnswer, explain_key
 from backstamp.plan import Plan
 from backstamp.reports import built_report
 from backstamp.resolution import resolve_on
@@ -49,11 +49,16 @@ def _explain(
         print_json({"key": key, "host": host.host.name, "model": model.name, "phases": [a.as_json() for a in answers]})
         return
     say(f"{key} on {host.host.name} for {model.describe()}")
-    rows = [(answer.phase, answer.kernel or "refused", answer.setting) for answer in answers]
-    print_table(("phase", "kernel", "set with"), rows)
-    reasons = dict.fromkeys(answer.reason for answer in answers if answer.kernel is None)
-    for reason in reasons:
-        say(reason, "yellow")
+    columns = ("phase", "kernel", "set with", "because")
+    print_table(columns, [_row(answer) for answer in answers], whole=frozenset({"set with"}))
+
+
+def _row(answer: PhaseAnswer) -> tuple[str, str, str, str]:
+    """A phase's line: where nothing binds, the reason of each kernel the key stands for."""
+    if answer.kernel is not None:
+        return answer.phase, answer.kernel, answer.setting, "accepted"
+    reasons = [f"{verdict.kernel} {verdict.message}" for verdict in answer.passed_over]
+    return answer.phase, "refused", answer.setting, "; ".join(reasons) or answer.reason
 
 
 def _build(
