@@ -108,49 +108,49 @@ def _filter(
 
 def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     """The model, the cache, the situation and the engine, in this order."""
-    has = index.has.get
+    has = index.has
     engine = question.engine
-    yield "family", has(("family", question.family), 0)
-    yield "dtype", has(("dtype", question.dtype), 0)
-    open_dims = has(("dim", "any"), 0)
+    yield "family", has["family"].get(question.family, 0)
+    yield "dtype", has["dtype"].get(question.dtype, 0)
+    open_dims = has["dim"].get("any", 0)
     for dim in question.dims:
-        yield "head_dim", has(("dim", dim), 0) | open_dims
+        yield "head_dim", has["dim"].get(dim, 0) | open_dims
     for feature in question.features:
-        yield "feature", has(("feature", feature), 0)
+        yield "feature", has["feature"].get(feature, 0)
     yield "kv_dtype", _kv_mask(index, question)
     if question.page_size is not None:
         yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
-    yield "layout", _any_of(has(("layout", layout), 0) for layout in engine.layouts)
+    yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
     for situation in question.situations:
-        yield "excludes", ~has(("excludes", situation), 0)
+        yield "excludes", ~has["excludes"].get(situation, 0)
     for situation, mask in index.needs:
         if situation not in question.situations:
             yield "needs", ~mask
     if question.deterministic:
-        yield "deterministic", has(("deterministic", True), 0)
+        yield "deterministic", has["deterministic"].get(True, 0)
     if question.causal:
-        yield "mask", ~has(("mask", "none"), 0)
-    yield "kv_form", _any_of(has(("kv_form", form), 0) for form in engine.kv_forms)
-    yield "index_form", _any_of(has(("index_form", form), 0) for form in ("none", *engine.index_forms))
+        yield "mask", ~has["mask"].get("none", 0)
+    yield "kv_form", _any_of(has["kv_form"].get(form, 0) for form in engine.kv_forms)
+    yield "index_form", _any_of(has["index_form"].get(form, 0) for form in ("none", *engine.index_forms))
     for name, mask in index.inputs:
         if name not in engine.inputs:
             yield "input", ~mask
     for form in ("2d", "4d_bool"):
         if form not in engine.mask_formats:
-            yield "mask_form", ~has(("mask", form), 0)
+            yield "mask_form", ~has["mask"].get(form, 0)
     if engine.graph != "never" and not engine.replay_hook:
-        yield "plan", has(("plan", "device"), 0)
+        yield "plan", has["plan"].get("device", 0)
 
 
 def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> Iterator[tuple[str, int]]:
     """What the phase asks, then what is installed."""
-    has = index.has.get
-    yield "phase", has(("phase", needs.phase), 0)
+    has = index.has
+    yield "phase", has["phase"].get(needs.phase, 0)
     for feature in needs.features:
-        yield "phase_feature", has(("feature", feature), 0)
+        yield "phase_feature", has["feature"].get(feature, 0)
     if needs.prefix:
-        yield "prefix", has(("prefix", True), 0)
-        yield "paged", has(("kv_form", "paged"), 0)
+        yield "prefix", has["prefix"].get(True, 0)
+        yield "paged", has["kv_form"].get("paged", 0)
     if question.deterministic and needs.phase in ("prefill", "draft_extend"):
         yield "alignment", ~_misaligned(index, question)
     yield INSTALLATION_CHECK, _installed(index, question)
@@ -164,9 +164,9 @@ def _any_of(masks: Iterator[int]) -> int:
 
 
 def _kv_mask(index: SlotIndex, question: Question) -> int:
-    mask = index.has.get(("kv_dtype", question.kv_dtype), 0)
+    mask = index.has["kv_dtype"].get(question.kv_dtype, 0)
     if question.kv_dtype == question.dtype:
-        mask |= index.has.get(("kv_dtype", "same"), 0)
+        mask |= index.has["kv_dtype"].get("same", 0)
     # rows that read the operator's name in their own way answer for themselves
     for at in bits_of(index.renamed):
         offer = index.rows[at].offer

@@ -24,7 +24,7 @@ class SlotIndex:
         names: every kernel, in name order. kernels: the rows of each.
         accepted: the accepting verdict of each kernel. settled: verdicts of kernels this machine already refuses.
         machine: rows the machine fits. installed: rows whose libraries are in place.
-        has: (field, value) to the rows that declare the value; "dim" has "any" for open head dims.
+        has: by field, each declared value and its rows; "dim" has "any" for open head dims.
         needs, inputs: each declared need and input with its rows.
         pages: distinct page-size sets and their rows. renamed: rows that map operator names of KV dtypes.
         aligned: rows with a prefill alignment.
@@ -37,12 +37,18 @@ class SlotIndex:
     settled: Mapping[str, Verdict]
     machine: int
     installed: int
-    has: Mapping[tuple[str, Hashable], int]
+    has: Mapping[str, Mapping[Hashable, int]]
     needs: tuple[tuple[str, int], ...]
     inputs: tuple[tuple[str, int], ...]
     pages: tuple[tuple[PageSizes, int], ...]
     renamed: int
     aligned: int
+
+
+_FIELDS = (
+    "phase", "dtype", "kv_dtype", "feature", "excludes", "needs", "kv_form", "index_form", "input", "layout", "dim",
+    "family", "mask", "plan", "prefix", "deterministic",
+)  # fmt: skip
 
 
 def bits_of(mask: int) -> Iterator[int]:
@@ -57,15 +63,15 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
     """Rank rows by priority, then kernel name, then declared order, and index what they declare."""
     ranked = tuple(sorted(rows, key=lambda row: (-row.offer.priority, row.offer.kernel, row.index)))
     kernels: dict[str, int] = {}
-    has: dict[tuple[str, Hashable], int] = {}
+    has: dict[str, dict[Hashable, int]] = {field: {} for field in _FIELDS}
     pages: dict[PageSizes, int] = {}
     flags = dict.fromkeys(("machine", "installed", "renamed", "aligned"), 0)
     for at, row in enumerate(ranked):
         bit = 1 << at
         kernels[row.offer.kernel] = kernels.get(row.offer.kernel, 0) | bit
         pages[row.offer.page_sizes] = pages.get(row.offer.page_sizes, 0) | bit
-        for value in _declared_values(row):
-            has[value] = has.get(value, 0) | bit
+        for field, value in _declared_values(row):
+            has[field][value] = has[field].get(value, 0) | bit
         for flag, holds in _flags(row).items():
             flags[flag] |= bit if holds else 0
     names = tuple(sorted(kernels))
@@ -77,8 +83,8 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
         accepted={name: Verdict(name, True, plugin=first[name].plugin.name) for name in names},
         settled={name: _settled(name, kernels[name], ranked) for name in names if not kernels[name] & flags["machine"]},
         has=has,
-        needs=tuple((str(value), mask) for (field, value), mask in has.items() if field == "needs"),
-        inputs=tuple((str(value), mask) for (field, value), mask in has.items() if field == "input"),
+        needs=tuple((str(value), mask) for value, mask in has["needs"].items()),
+        inputs=tuple((str(value), mask) for value, mask in has["input"].items()),
         pages=tuple(pages.items()),
         **flags,
     )

@@ -39,12 +39,12 @@ def add_to(app: typer.Typer) -> None:
 
 def _demo(flags: Flags, as_json: AsJson = False) -> None:
     """Serve a small random decoder here: plans, stamps, speculative decoding, errors against float64."""
+    if flags.host is not None:
+        raise BadInput("demo --host", needed="this machine", found=flags.host, fix="It runs the kernels it plans for")
     try:
         from backstamp.testing.demo import run_demo
     except ImportError as cause:
         raise BadInput("demo", needed="torch, to run a model", found=str(cause), fix="pip install torch") from cause
-    if flags.host is not None:
-        raise BadInput("demo --host", needed="this machine", found=flags.host, fix="It runs the kernels it plans for")
     launch = replace(flags, role="target", speculative_topk=flags.speculative_topk or _TOPK).launch("draft")
     if launch.speculative_num_steps < _MIN_STEPS:
         found = str(launch.speculative_num_steps)
