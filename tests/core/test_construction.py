@@ -166,6 +166,14 @@ def test_a_plugins_own_container_is_kept_and_its_steps_counted() -> None:
         built(role="draft", requests=asked, load=load(3))
 
 
+def test_a_draft_answers_with_its_own_pair() -> None:
+    """Mission section 1: a runner answers with what it built, a draft with its draft-decode kernel."""
+    asked = Requests(decode_attention_backend="two", draft_attention_backend="one")
+    offers = (OFFER, replace(OFFER, kernel="two"))
+    assert built(*offers, requests=asked, role="draft").attention_backends() == ("one", "one")
+    assert built(*offers, requests=asked).attention_backends() == ("one", "two")
+
+
 def test_a_single_step_draft_has_no_container() -> None:
     """speculative_num_steps <= 1 returns None."""
     backends = built(role="draft", requests=Requests(speculative_num_steps=1))

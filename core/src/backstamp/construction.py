@@ -61,8 +61,9 @@ class RunnerBackends:
     objects: Mapping[tuple[Phase, int], object] = field(default_factory=dict)
 
     def attention_backends(self) -> tuple[str | None, str | None]:
-        """The resolved pair: the kernels of the prefill and the decode half."""
-        return self.plan.phase("prefill").kernel, self.plan.phase("decode").kernel
+        """The resolved pair: the kernels of the prefill and the decode half; a draft answers with its own."""
+        decode: Phase = "draft_decode" if self.plan.role == "draft" else "decode"
+        return self.plan.phase("prefill").kernel, self.plan.phase(decode).kernel
 
     def serving_attention_backend(self, mode: str, group: int = 0) -> object:
         """The backend that serves a phase or a forward mode, for one group of layers.
