@@ -6,7 +6,7 @@ In: the table of verdicts and what was asked. Out: an exception ready to raise. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backstamp.catalogue import FIRST_PARTY, Conflict
 from backstamp.compiled import HostCatalogue
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from backstamp.selection import Table
 
 __all__ = ["conflicting_key", "failed_key", "host_words", "no_kernel", "refused_key", "unknown_key"]
+
+
+#: The first-party distribution that serves each attention family; linear families have one of their own.
+_SERVES: Final = {"mha": "backstamp-cpu", "mla": "backstamp-cpu", "sparse_mla": "backstamp-dsa", "csa": "backstamp-dsa"}
 
 
 def host_words(host: HostCatalogue) -> str:
@@ -68,12 +72,14 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
     lines = "; ".join(f"{verdict.kernel}: {verdict.message}" for verdict in table.verdicts.values())
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
+    article = "an" if table.slot == "attention" else "a"
+    home = _SERVES.get(question.family, "backstamp-linear-attn")
     return NoKernel(
         who,
-        needed=f"a {table.slot} kernel for {question.family}, head dim {dims}, {question.dtype}",
+        needed=f"{article} {table.slot} kernel for {question.family}, head dim {dims}, {question.dtype}",
         found=f"no installed kernel that serves it (host {host_words(host)})",
-        considered="; ".join(part for part in (lines, failed) if part) or "no plugin is installed",
-        fix="Install a plugin that serves it; `pip install backstamp-cpu` serves any device",
+        considered="; ".join(part for part in (lines, failed) if part) or f"no plugin has a {table.slot} kernel",
+        fix=f"Install a plugin that serves it; {home} is the first-party one",
         verdicts=tuple(table.verdicts.values()),
     )
 
