@@ -109,7 +109,11 @@ def build_catalogue(discovery: Discovery) -> Catalogue:
     sound: list[Found] = []
     failures = list(discovery.failures)
     for found in discovery.found:
-        faults = faults_of(found.declared, found.packages)
+        try:
+            faults = faults_of(found.declared, found.packages)
+        except (TypeError, AttributeError, ValueError, KeyError, AssertionError) as error:
+            # a field of the wrong type; one plugin must not take the others down
+            faults = [f"a field has the wrong type ({error})"]
         if faults:
             failures.append(_faulty(found, faults))
         else:

@@ -185,7 +185,7 @@ class _Job:
         request = self._request(row.offer)
         answer = self.load(row, self.catalogue)(request)
         self._check(answer, row, request)
-        return answer.backend
+        return answer[1]
 
     def steps(self) -> object | None:
         """Build the draft loop: the plugin's own container, or one leaf a step in `DraftSteps`."""

@@ -85,13 +85,14 @@ def discover(path: Sequence[str] | None = None) -> Discovery:
         name = distribution.metadata["Name"] or "unnamed"
         where = _root(distribution)
         canonical = name.lower().replace("_", "-").replace(".", "-")
+        # before it is counted: a folder somebody stands in must not hide the installed distribution either
+        if _is_current_directory(where):
+            notes.append(f"{name}: found through the current directory {where}, not loaded; install it to use it")
+            continue
         if canonical in seen:
             notes.append(f"{name}: found again under {where}; {seen[canonical]} comes first and is used")
             continue
         seen[canonical] = where
-        if _is_current_directory(where):
-            notes.append(f"{name}: found through the current directory {where}, not loaded; install it to use it")
-            continue
         for entry, target in _entries(text):
             plugin = PluginRef(entry, name, distribution.version)
             outcome = _read(plugin, target, distribution)

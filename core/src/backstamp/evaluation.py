@@ -113,15 +113,16 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     yield "family", has["family"].get(question.family, 0)
     yield "dtype", has["dtype"].get(question.dtype, 0)
     open_dims = has["dim"].get("any", 0)
-    for dim in question.dims:
+    # sets iterate in another order in every process, and which check refuses is part of the plan
+    for dim in sorted(question.dims):
         yield "head_dim", has["dim"].get(dim, 0) | open_dims
-    for feature in question.features:
+    for feature in sorted(question.features):
         yield "feature", has["feature"].get(feature, 0)
     yield "kv_dtype", _kv_mask(index, question)
     if question.page_size is not None:
         yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
     yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
-    for situation in question.situations:
+    for situation in sorted(question.situations):
         yield "excludes", ~has["excludes"].get(situation, 0)
     for situation, mask in index.needs:
         if situation not in question.situations:
@@ -146,7 +147,7 @@ def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> It
     """What the phase asks, then what is installed."""
     has = index.has
     yield "phase", has["phase"].get(needs.phase, 0)
-    for feature in needs.features:
+    for feature in sorted(needs.features):
         yield "phase_feature", has["feature"].get(feature, 0)
     if needs.prefix:
         yield "prefix", has["prefix"].get(True, 0)

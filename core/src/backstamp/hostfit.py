@@ -173,11 +173,16 @@ def _installation(offer: Offer, installed: dict[str, str] | None) -> tuple[Libra
         if refusal is not None:
             return library, refusal
     for companion in offer.companions:
-        have = installed.get(companion)
-        if have is not None and have != library.version:
+        have = installed.get(_library_name(companion))
+        # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
+        if have is not None and _public(have) != _public(library.version or ""):
             wanted = f"{companion} {library.version} beside {first} {library.version}"
             return library, Refusal(_INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
     return library, None
+
+
+def _public(version: str) -> str:
+    return version.partition("+")[0]
 
 
 def _library_refusal(text: str, installed: dict[str, str]) -> Refusal | None:

@@ -83,8 +83,8 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
         accepted={name: Verdict(name, True, plugin=first[name].plugin.name) for name in names},
         settled={name: _settled(name, kernels[name], ranked) for name in names if not kernels[name] & flags["machine"]},
         has=has,
-        needs=tuple((str(value), mask) for value, mask in has["needs"].items()),
-        inputs=tuple((str(value), mask) for value, mask in has["input"].items()),
+        needs=tuple(sorted((str(value), mask) for value, mask in has["needs"].items())),
+        inputs=tuple(sorted((str(value), mask) for value, mask in has["input"].items())),
         pages=tuple(pages.items()),
         **flags,
     )

@@ -56,7 +56,7 @@ class PhaseWork:
             who = f"model {self.model.name}"
             raise ConflictingRequest(who, needed="at least one attention layer", found="linear layers only")
         self.main = tuple([item for item in asked if item.component == asked[0].component])
-        self.others = asked[len(self.main) :]
+        self.others = tuple([item for item in asked if item.component != asked[0].component])
         self.common = ask(self.host, "attention", self.main)
 
     def order(self) -> list[Phase]:
@@ -64,7 +64,7 @@ class PhaseWork:
         phases = running_phases(self.launch, self.role)
         if not self.launch.keys:
             return list(phases)
-        return sorted(phases, key=lambda phase: (phase == "verify", self.launch.own(phase, self.role) is None))
+        return sorted(phases, key=lambda phase: (self.launch.own(phase, self.role) is None, phase == "verify"))
 
     def rows(self, phases: tuple[Phase, ...] = _PAGE_ORDER) -> list[HostRow]:
         """The rows chosen so far for these phases."""

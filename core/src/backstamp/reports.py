@@ -57,5 +57,6 @@ def built_report(backends: RunnerBackends) -> BuiltReport:
         built = backends.objects[phase.phase, stamps.index(main)]
         row["steps"] = [read_stamp(step).kernel for step in steps_of(built)] if is_container(built) else []
         for group, stamp in zip(row["groups"], stamps, strict=True):
-            group["kernel"] = stamp.kernel
+            group["kernel"], group["plugin"] = stamp.kernel, stamp.plugin.as_json()
+            group["library"] = stamp.library.as_json() if stamp.library else None
     return report

@@ -62,6 +62,8 @@ def resolve_on(
 ) -> Plan:
     """Resolve one runner on a catalogue already compiled for its host."""
     kv_dtype = kv_dtype_of(launch, model, host.host, host.catalogue)
+    if measurements is not None and measurements.host != host.host.name:
+        measurements = None
     work = PhaseWork(host, launch, engine, model, measurements, role, target, kv_dtype)
     _check_sub_settings(launch, model)
     for phase in work.order():

@@ -106,6 +106,9 @@ def bind_key(host: HostCatalogue, table: Table, key: str, who: str, source: str)
     for kernel in kernels:
         verdict = table.verdicts.get(kernel)
         if verdict is None:
+            conflict = host.catalogue.conflicts.get((table.slot, kernel))
+            if conflict is not None:
+                raise conflicting_key(who, conflict)
             failure = host.catalogue.failure_of(kernel)
             if failure is not None:
                 raise failed_key(who, kernel, failure)

@@ -35,6 +35,7 @@ def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
 def _offer_faults(offer: Offer, packages: frozenset[str]) -> list[str]:
     return [
         *_missing(offer),
+        *_wrong_types(offer),
         *_unknown_words(offer),
         *_contradictions(offer),
         *_factory_faults(offer.factory, packages),
@@ -54,6 +55,19 @@ def _missing(offer: Offer) -> list[str]:
         "layouts": offer.layouts,
     }
     return [f"{name} is empty, and undeclared means no" for name, value in empty.items() if not value]
+
+
+def _wrong_types(offer: Offer) -> list[str]:
+    """Values that a checked plugin.py would not have, and that would stop the index of a whole host."""
+    faults = []
+    exact: object = offer.page_sizes.exact
+    if not isinstance(exact, tuple):
+        faults.append(f"page_sizes.exact needs a tuple, got {type(exact).__name__}")
+    for dim in offer.head_dims:
+        pair = isinstance(dim, tuple) and len(dim) == 2 and all(isinstance(part, int) for part in dim)
+        if not (pair or isinstance(dim, int) or dim == "any"):
+            faults.append(f"head_dims needs d, (qk, v) or ANY, got {dim!r}")
+    return faults
 
 
 def _unknown_words(offer: Offer) -> list[str]:

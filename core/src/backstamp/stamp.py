@@ -146,9 +146,16 @@ def verify_consumed(backends: RunnerBackends) -> None:
                 raise BuiltMismatch(who, needed=f"an object that runs {group.kernel}", found="none was built")
             for item in (built, *(steps_of(built) if is_container(built) else ())):
                 stamp = read_stamp(item)
-                if stamp.kernel != group.kernel or phase_plan.phase not in stamp.phases:
-                    found = f"{stamp.kernel} for {', '.join(stamp.phases)}"
-                    raise BuiltMismatch(who, needed=f"{group.kernel} for {phase_plan.phase}", found=found)
+                have = (stamp.kernel, stamp.role, stamp.plugin, stamp.library)
+                wanted = (group.kernel, backends.plan.role, group.plugin, group.library)
+                if have != wanted or phase_plan.phase not in stamp.phases:
+                    found = f"{_words(stamp.kernel, stamp.role, stamp.plugin)} for {', '.join(stamp.phases)}"
+                    needed = f"{_words(group.kernel, backends.plan.role, group.plugin)} for {phase_plan.phase}"
+                    raise BuiltMismatch(who, needed=needed, found=found)
+
+
+def _words(kernel: str, role: Role, plugin: PluginRef) -> str:
+    return f"{kernel} of {plugin.distribution} {plugin.version} ({role})"
 
 
 def _slots(built: object) -> frozenset[str]:
