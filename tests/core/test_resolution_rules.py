@@ -462,7 +462,7 @@ def test_a_broken_first_party_plugin_owns_its_published_names() -> None:
 def test_dsa_settings_need_dsa_as_parent() -> None:
     """A sparse model served by another key: refused."""
     offers = [kernel("other", family="sparse_mla", head_dims=("any",))]
-    with pytest.raises(ConflictingRequest, match="attention backend other"):
+    with pytest.raises(ConflictingRequest, match="served by other"):
         plan_of(
             offers, Requests(dsa_decode_backend="x", attention_backend="other"), model=model_from_config(config("dsa"))
         )

@@ -115,14 +115,14 @@ def load_factory(row: Row, catalogue: Catalogue) -> Factory:
         FactoryImportFailed: the module or the callable is missing, or its import raises; the cause is chained.
         DeclarationError: `backstamp.json` no longer says what plugin.py says.
     """
-    _validate_plugin(row, catalogue)
     module_name, _, name = row.offer.factory.partition(":")
     who = f"kernel {row.offer.kernel!r} (plugin {row.plugin.name}, {row.plugin.distribution} {row.plugin.version})"
     try:
+        _validate_plugin(row, catalogue)
         factory = getattr(importlib.import_module(module_name), name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, DeclarationError):
         raise
-    except BaseException as cause:  # a kernel library may raise anything at import, SystemExit included
+    except BaseException as cause:  # a plugin or a kernel library may raise anything at import, SystemExit included
         raise FactoryImportFailed(
             who,
             needed=f"factory {row.offer.factory} to import",
@@ -226,8 +226,14 @@ class _Job:
 
     def _request(self, offer: Offer) -> BuildRequest:
         layers = tuple(layer for layer in self.runner.layers if layer.layer_id in self.group.layers)
-        softcaps = {layer.softcap for layer in layers if layer.softcap}
-        wants_softcap = bool(softcaps) and "softcap" in offer.build_settings
+        if self.runner.layers and not layers:
+            found = ", ".join(str(layer.layer_id) for layer in self.runner.layers)
+            raise BuiltMismatch(self.who, needed=f"layers {self.group.layers} in the runner", found=f"layers {found}")
+        softcaps = {layer.softcap for layer in layers}
+        compiled_in = "softcap" in offer.build_settings
+        if compiled_in and len(softcaps) > 1:
+            found = ", ".join(str(softcap) for softcap in sorted(softcaps))
+            raise BuiltMismatch(self.who, needed="one softcap, because it is compiled in", found=found)
         graph: GraphLevel = self.plan.graph
         return BuildRequest(
             kernel=self.group.kernel,
@@ -247,7 +253,7 @@ class _Job:
             topk=self.plan.topk,
             num_steps=self.plan.num_steps,
             graph=graph,
-            settings={"softcap": max(softcaps)} if wants_softcap else {},
+            settings={"softcap": max(softcaps)} if compiled_in and any(softcaps) else {},
         )
 
     def _check(self, answer: Built, row: Row, request: BuildRequest) -> None:

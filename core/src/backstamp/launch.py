@@ -14,11 +14,14 @@ from typing import Final, Literal
 from backstamp.declarations import Half, Phase, Role
 from backstamp.errors import BadInput
 
-__all__ = ["FLAGS", "SOURCES", "Launch", "Policy", "Request", "Requests", "Source", "make_launch"]
+__all__ = ["BYPASSABLE", "FLAGS", "SOURCES", "Launch", "Policy", "Request", "Requests", "Source", "make_launch"]
 
 Source = Literal["operator", "embedder", "family"]
 #: Who may ask, strongest first.
 SOURCES: Final[tuple[Source, ...]] = ("operator", "embedder", "family")
+#: Checks of an installation that an operator may switch off; the machine's and the model's may not be.
+BYPASSABLE: Final = frozenset({"companion", "library_version", "library_unknown"})
+#: Draft steps where speculation is on and nobody said how many: SGLang 0.5.23 starts DeepSeek's MTP with 3.
 _DEFAULT_STEPS: Final = 3
 
 
@@ -104,6 +107,11 @@ class Policy:
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()
     bypass: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        unknown = sorted(self.bypass - BYPASSABLE)
+        if unknown:
+            raise BadInput("--bypass", needed=f"codes among {', '.join(sorted(BYPASSABLE))}", found=", ".join(unknown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.plan import PhasePlan, Plan, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
+from backstamp.refusals import refused_key
 from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, rank, table_of
 from backstamp.settle import agree
 
@@ -27,6 +28,7 @@ __all__ = ["HYBRID_KEY", "PhaseWork"]
 
 #: `auto` of a hybrid model's full-attention layers is this key's list.
 HYBRID_KEY: Final = "hybrid_linear_attn"
+SLOT: Final = "attention"
 #: Decode first, because its page size matters most.
 _PAGE_ORDER: Final[tuple[Phase, ...]] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
 
@@ -51,13 +53,13 @@ class PhaseWork:
     common: tuple[Answer, ...] = ()
 
     def __post_init__(self) -> None:
-        asked = questions_for("attention", self.launch, self.engine, self.model, self.kv_dtype)
+        asked = questions_for(SLOT, self.launch, self.engine, self.model, self.kv_dtype)
         if not asked:
             who = f"model {self.model.name}"
             raise ConflictingRequest(who, needed="at least one attention layer", found="linear layers only")
         self.main = tuple([item for item in asked if item.component == asked[0].component])
         self.others = tuple([item for item in asked if item.component != asked[0].component])
-        self.common = ask(self.host, "attention", self.main)
+        self.common = ask(self.host, SLOT, self.main)
 
     def order(self) -> list[Phase]:
         """Asked-for phases first, so that `auto` joins them; verify last, because it may follow a half."""
@@ -94,15 +96,27 @@ class PhaseWork:
     def _verify_follows(self, table: Table, who: str) -> Choice:
         """An explicit mode binds to its half; unset is prefill, and decode where prefill's rows refuse verify."""
         mode = self.launch.speculative_attention_mode
-        half: Half = "decode" if mode == "decode" else "prefill"
-        kernel = self.chosen[half][1].kernel
         if mode is not None:
-            who = f"{who} (--speculative-attention-mode {mode})"
-            return bind_key(self.host, table, kernel, who, f"mode {mode}")
-        if table.verdicts[kernel].accepted:
-            return Choice(kernel, table.parts(kernel), "default", (), ())
-        kernel = self.chosen["decode"][1].kernel
-        return bind_key(self.host, table, kernel, f"{who} (default)", "default -> decode")
+            half: Half = "decode" if mode == "decode" else "prefill"
+            return self._by_half(half, table, f"{who} (--speculative-attention-mode {mode})", f"mode {mode}")
+        try:
+            return self._by_half("prefill", table, f"{who} (default)", "default")
+        except Refused:
+            return self._by_half("decode", table, f"{who} (default)", "default -> decode")
+
+    def _by_half(self, half: Half, table: Table, who: str, source: str) -> Choice:
+        """The kernels one half runs, layers by layers, asked to serve this phase too; never another behind its key."""
+        chosen = self.chosen[half][1]
+        parts: list[Part] = []
+        for part in chosen.parts:
+            asked = (part.asked,)
+            of_part = table if asked == table.asked else self._table(table.phase, asked, ask(self.host, SLOT, asked))
+            found = of_part.parts(part.row.offer.kernel)
+            if not found:
+                kernel = part.row.offer.kernel
+                raise refused_key(self.host, of_part, kernel, who, (of_part.verdicts[kernel],))
+            parts += found
+        return Choice(chosen.kernel, tuple(parts), source, (), ())
 
     def _inherit(self, phase: Phase, table: Table, who: str) -> tuple[Request | None, Choice]:
         """An unset draft prefers what its target's half asked for or resolved to."""
@@ -129,7 +143,7 @@ class PhaseWork:
 
     def _auto(self, table: Table, who: str) -> Choice:
         who = f"{who} (auto)"
-        if ("attention", HYBRID_KEY) in self.host.catalogue.aliases and self.model.is_hybrid:
+        if (SLOT, HYBRID_KEY) in self.host.catalogue.aliases and self.model.is_hybrid:
             return bind_key(self.host, table, HYBRID_KEY, who, "auto")
         policy = self.launch.policy
         if len(table.asked[0].groups) + len(table.asked) > 2 and policy.layers != "uniform" and not table.accepted():
@@ -149,8 +163,8 @@ class PhaseWork:
         parts: list[Part] = []
         kernels: list[tuple[bool, str]] = []
         for group in groups:
-            asked = questions_for("attention", self.launch, self.engine, self.model, self.kv_dtype, (group,))
-            of_group = self._table(table.phase, asked, ask(self.host, "attention", asked))
+            asked = questions_for(SLOT, self.launch, self.engine, self.model, self.kv_dtype, (group,))
+            of_group = self._table(table.phase, asked, ask(self.host, SLOT, asked))
             choice = rank(self.host, of_group, who, policy, self.measurements)
             parts += choice.parts
             kernels.append((group.facts.window_left >= 0, choice.kernel))
@@ -158,13 +172,13 @@ class PhaseWork:
         return Choice(min(kernels, key=lambda item: item[0])[1], tuple(parts), "auto (per_layer)", (warning,), ())
 
     def _table(self, phase: Phase, asked: tuple[Asked, ...], common: tuple[Answer, ...]) -> Table:
-        return table_of("attention", asked, common, needs_of(phase, "attention", self.launch, self.engine))
+        return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.launch, self.engine))
 
     def _other_components(self, phase: Phase) -> tuple[Part, ...]:
         """Components beside the main one take the base request as a preference, else their own best kernel."""
         parts: list[Part] = []
         for item in self.others:
-            table = self._table(phase, (item,), ask(self.host, "attention", (item,)))
+            table = self._table(phase, (item,), ask(self.host, SLOT, (item,)))
             who = f"{phase.replace('_', ' ')} attention backend of component {item.component}"
             request = self.launch.half("decode" if phase == "decode" else "prefill")
             try:

@@ -27,7 +27,9 @@ __all__ = ["NOT_RUN", "resolve", "resolve_on"]
 NOT_RUN = "not run"
 _NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
 #: Warnings that strict mode turns into errors: a choice was lost, changed or failed.
-_STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired"})
+_STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired", "unused"})
+#: Requests that mean something only where a draft proposes tokens.
+_SPECULATIVE_KEYS = ("verify_attention_backend", "draft_attention_backend")
 _GRAPHED: tuple[Phase, ...] = ("decode", "verify", "draft_decode")
 
 
@@ -65,14 +67,16 @@ def resolve_on(
     if measurements is not None and measurements.host != host.host.name:
         measurements = None
     work = PhaseWork(host, launch, engine, model, measurements, role, target, kv_dtype)
-    _check_sub_settings(launch, model)
     for phase in work.order():
         work.decide(phase)
+    _check_sub_settings(launch, model, work)
     linear, linear_layout = resolve_linear(host, launch, engine, model, kv_dtype, measurements, role)
     rows = work.rows()
     who = f"{role} of {model.name}"
     page_size, page_size_source = page_size_of(rows, launch, engine, who)
     layouts = (("attention", layout_of(rows, engine, who)), *linear_layout)
+    if target is not None and model.draft is not None and model.draft.shares_kv:
+        _check_shared_cache(who, page_size, layouts[0][1], rows, target)
     plan = Plan(
         host=host.host.name,
         model=model.name,
@@ -104,6 +108,9 @@ def _warnings(work: PhaseWork, host: HostCatalogue, rows: list[HostRow]) -> tupl
             )
             for item in host.catalogue.failures
         ]
+    if not work.launch.speculative:
+        asked = [work.launch.keys[name] for name in _SPECULATIVE_KEYS if name in work.launch.keys]
+        warnings += [Warn("unused", f"{request.setting} {request.value}: nothing drafts") for request in asked]
     if [row for row in rows if row.assumed]:
         warnings.append(Warn("assumed", f"host {host.host.name} has no library list: libraries count as present"))
     if [row for row in rows if row.interpreted]:
@@ -113,20 +120,32 @@ def _warnings(work: PhaseWork, host: HostCatalogue, rows: list[HostRow]) -> tupl
     return tuple(dict.fromkeys(warnings))
 
 
-def _check_sub_settings(launch: Launch, model: ModelFacts) -> None:
+def _check_shared_cache(who: str, page_size: int, layout: str, rows: list[HostRow], target: Plan) -> None:
+    """A draft that reads its target's KV cache must read it as the target lays it out."""
+    ours, theirs = f"{layout} pages of {page_size}", f"{dict(target.layouts)['attention']} pages of {target.page_size}"
+    if ours != theirs:
+        kernels = ", ".join(dict.fromkeys(phase.kernel for phase in target.running if phase.kernel is not None))
+        raise ConflictingRequest(
+            f"{who}, which shares its target's KV cache",
+            needed=f"{theirs}, as {kernels} of the target lays it out",
+            found=f"{ours} of {', '.join(dict.fromkeys(row.offer.kernel for row in rows))}",
+            fix="Ask for a draft kernel that reads the target's layout, or set --page-size for both",
+        )
+
+
+def _check_sub_settings(launch: Launch, model: ModelFacts, work: PhaseWork) -> None:
     """Sub-settings of a parent that is not in force are an error, never ignored."""
     if not launch.keys:
         return
     families = {group.facts.family for group in model.groups}
     sparse = launch.sub_settings("dsa_")
     if sparse:
-        parents = {request.value for request in launch.pair() if request is not None}
-        if "sparse_mla" not in families or not parents <= {"dsa", "nsa"}:
-            parent = ", ".join(sorted(parents)) or "auto"
+        parents = {plan.kernel for plan in work.plans.values()}
+        if "sparse_mla" not in families or parents != {"dsa"}:
             raise ConflictingRequest(
                 " ".join(request.setting for request in sparse),
                 needed="a sparse MLA model served by dsa",
-                found=f"{', '.join(sorted(families))} layers and attention backend {parent}",
+                found=f"{', '.join(sorted(families))} layers served by {', '.join(sorted(map(str, parents)))}",
                 fix="Leave these flags out, or set --attention-backend dsa on a sparse model",
             )
     linear = launch.sub_settings("linear_attn_")

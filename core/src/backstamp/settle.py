@@ -71,9 +71,17 @@ def page_size_of(rows: Sequence[HostRow], launch: Launch, engine: EngineFacts, w
     """The page size in tokens and where it comes from.
 
     Raises:
-        ConflictingRequest: the chosen kernels share no page size; what each reads is listed.
+        ConflictingRequest: the chosen kernels share no page size, what each reads is listed; or the engine has fixed
+            another than the operator asked for.
     """
     if launch.page_size is not None:
+        if engine.page_size not in (None, launch.page_size):
+            raise ConflictingRequest(
+                who,
+                needed=f"page size {engine.page_size}, which {engine.name} has fixed",
+                found=f"--page-size {launch.page_size}",
+                fix="Leave --page-size out",
+            )
         return launch.page_size, "operator"
     if engine.page_size is not None:
         return engine.page_size, f"engine {engine.name}"
