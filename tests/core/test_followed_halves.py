@@ -13,7 +13,7 @@ from backstamp.attention import LayerSpec
 from backstamp.construction import RunnerShape, build
 from backstamp.declarations import Alias, PageSizes
 from backstamp.engine import EngineFacts
-from backstamp.errors import BadInput, BuiltMismatch, ConflictingRequest, Refused, StrictViolation
+from backstamp.errors import BadInput, BuiltMismatch, ConflictingRequest, NoKernel, Refused, StrictViolation
 from backstamp.explanation import matrix
 from backstamp.launch import Policy, Requests, make_launch
 from backstamp.model import DraftFacts, default_model, model_from_config
@@ -147,3 +147,12 @@ def test_a_plan_is_the_same_bytes_whatever_the_hash_seed() -> None:
         )
         outputs.add(child.stdout)
     assert len(outputs) == 1
+
+
+def test_auto_takes_the_exact_row_of_a_kernel_that_has_an_approximate_one_too() -> None:
+    """What auto may not take is a row, not the kernel."""
+    rows = [kernel("k", accuracy="fp8_math", priority=90), kernel("k", priority=10), kernel("other", priority=1)]
+    decode = plan_of(rows).phase("decode")
+    assert (decode.kernel, decode.groups[0].row) == ("k", 1)
+    with pytest.raises(NoKernel, match="serves it when asked for"):
+        plan_of(rows[:1])

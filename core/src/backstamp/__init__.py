@@ -2,6 +2,8 @@
 
 Importing this package loads nothing: every public name is found when it is first read, so that an engine pays for
 what it uses and `import backstamp` costs less than importing pluggy.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ run time, and never hold "the current batch" on a backend.
 
 Letters used for shapes: B rows (requests) of the step, T query tokens, P pages of the cache, W width of a page table,
 N cached or ragged tokens, Hq query heads, Hk key/value heads, Dk and Dv key and value head dims, S verify tokens.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

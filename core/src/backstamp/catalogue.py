@@ -2,6 +2,8 @@
 
 In: a `Discovery`. Out: a `Catalogue` of rows, aliases, conflicts and failures, the same whatever the discovery order.
 A conflict poisons the one name two distributions claim and names both; every other name stays usable.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Fifth step of the flow: the catalogue compiled for one host, so that a resolve only compares what a launch changes.
 
 In: a `Catalogue` and `HostFacts`. Out: a `HostCatalogue` with one `SlotIndex` a slot.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

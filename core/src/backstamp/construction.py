@@ -3,6 +3,8 @@
 In: a `Plan`, the catalogue it was resolved on, and what the runner is. Out: `RunnerBackends`, every object stamped
 with the kernel it runs. A name that is an alias, was not declared, or is not the plan's is refused, and so is a
 build-time setting the object does not report back. What is stamped is the plugin's own object: there is no wrapper.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: values a plugin author writes down. Out: immutable rows that discovery carries and the catalogue checks. Nothing
 here runs code of its own, probes a host or imports a kernel library. Undeclared means no: an empty set accepts
 nothing, and an unknown fact is not a yes.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: what the hooks answered, or the JSON a wheel carries. Out: `Declared`, equal whichever way it came. Reading JSON
 imports nothing of the plugin; a malformed file is a `DeclarationError` naming the field.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

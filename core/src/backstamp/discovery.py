@@ -4,6 +4,8 @@ In: the entry points of the group `backstamp.plugins` along a search path. Out: 
 `backstamp.json` is read as data, located without importing its package; only where it is absent (an editable install)
 is `plugin.py` imported and validated by pluggy. One plugin never breaks another, and no cause is lost:
 `KeyboardInterrupt` passes, everything else is kept on a `Failure`.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: a `Discovery`, its catalogue and the host. Out: a list of findings, each with what to do. A plugin that kills or
 hangs its process is found here, in a child with a timeout, and nowhere else.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: the draft's plan and runner. Out: `DraftSteps` (or a plugin's own container) and the draft-extend backend, both
 stamped. The kernel comes from the plan; topk and the number of steps from the runner's speculative settings.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: an adapter's own statement, or a JSON file (`--engine FILE`). Out: a frozen `EngineFacts`. It never inspects a
 running engine.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

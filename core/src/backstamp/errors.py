@@ -2,6 +2,8 @@
 
 In: the parts, as the module that refuses knows them. Out: an exception whose message reads in that order and whose
 `as_json()` carries the same parts for tools. One class per cause, each a subclass of the builtin a caller expects.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: a `SlotIndex`, one `Question` (what a launch needs for these layers) and one phase's needs. Out: an `Answer`: the
 rows that are left after every check, and a verdict for every kernel: a kernel is refused by the check that took its
 last row. It has no memory and no preference: ranking is selection's job.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ class Answer(NamedTuple):
     rows: int
     refused: Mapping[str, Verdict]
 
-    def row_of(self, kernel: str) -> HostRow | None:
-        """The best row of a kernel that is left."""
-        left = self.rows & self.slot_index.kernels.get(kernel, 0)
+    def row_of(self, kernel: str, among: int = -1) -> HostRow | None:
+        """The best row of a kernel that is left, among the rows of a mask."""
+        left = self.rows & self.slot_index.kernels.get(kernel, 0) & among
         return self.slot_index.rows[(left & -left).bit_length() - 1] if left else None
 
     def verdicts(self) -> dict[str, Verdict]:

@@ -2,6 +2,8 @@
 
 In: the resolver's facts and one key. Out: for each of the five phases what binds or why nothing does, and the flag
 that sets it; and the alias x host x phase matrix made of the same answers. It holds no rule of its own.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: one `BuildRequest` made from a plan and a runner. Out: one `Built`. A factory names the kernel it really built;
 construction checks that name against the plan and the declarations before anything is stamped.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: the engine's forward mode, or a batch whose leading rows are decode rows. Out: a phase, or two batches on disjoint
 slices. It reads no launch and no host, and never reorders rows.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A plugin is a module named by an entry point in the group `backstamp.plugins`. It answers these hooks with frozen data
 and does nothing else: no probing, no kernel library, no torch. The range of contract versions a plugin supports is
 its distribution's own requirement on `backstamp`.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: this machine, a JSON file, or a name. Out: `HostFacts`. Every failed probe keeps one line of reason, and nothing
 here initialises a driver in the calling process (`backstamp.probes` asks a child). A fact nobody knows is left out,
 never filled in.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: parsed JSON. Out: words, numbers and lists. What a field means is said in `backstamp.host`. A field nobody knows is
 an error, because a misspelt one would be a fact lost in silence.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: a catalogue row and `HostFacts`. Out: a `HostRow`: its facts as plain sets and, where the host already refuses it,
 the refusal. Two kinds are kept apart because aliases treat them differently: what the machine is (device, arch, CPU
 features, runtimes) and what is installed on it (libraries, versions, companions).
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: host rows. Out: a `SlotIndex` whose masks say which rows declare a value, so that a check on all rows is one AND,
 and the lowest bit of what is left is the best row. It is built once a host; it remembers no question and no answer.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class SlotIndex:
         has: by field, each declared value and its rows; "dim" has "any" for open head dims.
         needs, inputs: each declared need and input with its rows.
         pages: distinct page-size sets and their rows. renamed: rows that map operator names of KV dtypes.
-        aligned: rows with a prefill alignment.
+        aligned: rows with a prefill alignment. pickable: rows `auto` may take (exact, not interpreted).
     """
 
     rows: tuple[HostRow, ...]
@@ -43,6 +45,7 @@ class SlotIndex:
     pages: tuple[tuple[PageSizes, int], ...]
     renamed: int
     aligned: int
+    pickable: int
 
 
 _FIELDS = (
@@ -65,7 +68,7 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
     kernels: dict[str, int] = {}
     has: dict[str, dict[Hashable, int]] = {field: {} for field in _FIELDS}
     pages: dict[PageSizes, int] = {}
-    flags = dict.fromkeys(("machine", "installed", "renamed", "aligned"), 0)
+    flags = dict.fromkeys(("machine", "installed", "renamed", "aligned", "pickable"), 0)
     for at, row in enumerate(ranked):
         bit = 1 << at
         kernels[row.offer.kernel] = kernels.get(row.offer.kernel, 0) | bit
@@ -96,6 +99,7 @@ def _flags(row: HostRow) -> dict[str, bool]:
         "installed": row.installation is None,
         "renamed": bool(row.offer.kv_dtype_names),
         "aligned": row.offer.alignment_tokens is not None,
+        "pickable": row.offer.accuracy == "exact" and not row.interpreted,
     }
 
 

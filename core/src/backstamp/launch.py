@@ -3,6 +3,8 @@
 In: up to three `Requests`, ranked operator > embedder > family. Out: a frozen `Launch` whose every value knows who
 asked and through which flag, and one `Policy`. A launch never hands out the base attention field alone: callers ask
 for the request of a half or of a phase, and unset stays unset.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

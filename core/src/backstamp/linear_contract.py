@@ -3,6 +3,8 @@
 In: tensors the engine owns. Out: outputs written in place, states updated in place. Re-exported by
 `backstamp.attention`, which engines import. Letters: B rows, T tokens, N state slots, H key heads, HV value heads,
 K and V key and value head dims, S verify tokens.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: the same facts as the resolver. Out: a `LinearPlan` and the state layout, or None for a model without linear
 layers. It touches no process-wide state and never writes a default back into the launch.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

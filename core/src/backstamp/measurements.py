@@ -1,6 +1,8 @@
 """What kernels were measured at on a host: a frozen record that `auto` may rank by.
 
 In: rows another tool timed. Out: the time of a kernel in a phase, or None. It times nothing itself.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

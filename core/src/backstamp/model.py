@@ -3,6 +3,8 @@
 In: a parsed config, or the path of one. Out: `ModelFacts`: every layer's family, heads, dims, window, sinks and
 softcap, and equal layers grouped. It imports no transformers and guesses nothing: a config it cannot read is a
 `BadModel` that names the field.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

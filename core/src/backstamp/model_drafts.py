@@ -6,6 +6,8 @@ target that carries next-token layers beside its own (`num_nextn_predict_layers`
 Sources: SGLang 0.5.23 and vLLM 0.32 name draft classes ...Eagle, ...Eagle3, ...NextN, ...MTP and ...DFlash; EAGLE-3
 (arXiv 2503.01840) feeds on a low, a middle and a high layer of its target; DFlash (arXiv 2602.06036) drafts a block at
 once, its tokens seeing each other; transformers 5.24 names Gemma 4's cache-sharing drafts ...Assistant.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: a parsed config. Out: numbers, words and flags. It knows no model: what a field means is said in
 `backstamp.model_layers` and its neighbours. It never takes a wrong type for an unset field.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: a parsed config. Out: `ModelFacts`, through `read_model`. Attention is read here, linear mixers in
 `backstamp.model_linear`, drafts in `backstamp.model_drafts`. A model whose attention these facts cannot say (slopes,
 cross-attention, layers with head counts of their own) is refused, never rounded to one they can.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

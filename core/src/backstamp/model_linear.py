@@ -2,6 +2,8 @@
 
 In: the `Fields` of a language model. Out: one `LayerFacts`. The family is told by the fields a family alone has, by
 the model type only where it has none of its own; a recurrence of another kind (Mamba-1, xLSTM) is refused.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ In: the `Fields` of a language model. Out: words of `MIXERS`, one a layer. It re
 takes a layer it does not know for full attention. Source of every rule: the configuration classes of transformers
 5.24 (`ALLOWED_ATTN_LAYER_TYPES` and `_LEGACY_LAYER_TYPE_REMAP` in configuration_utils.py) and, where named, older
 checkpoints' own config.json.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

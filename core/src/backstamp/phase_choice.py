@@ -2,6 +2,8 @@
 
 In: the facts of one resolve. Out: a `Choice` and a `PhasePlan` for every phase the runner runs. Asked-for phases come
 first, verify follows a half, a draft inherits from its target's half; each rule says so in the plan's `source`.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

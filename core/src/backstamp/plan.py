@@ -3,6 +3,8 @@
 In: what resolution decided. Out: a value that pickles, compares, prints as byte-stable JSON and has a digest over
 what runs (never over verdicts, warnings, host name, paths or times). It carries names and versions, never import
 paths, and building one imports no plugin.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: nothing. Out: `CHILD`, the text of a program for `python -c` that prints one line of JSON, and `read_answer`. A
 runtime that fails to answer is a reason in the answer, never the end of it.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

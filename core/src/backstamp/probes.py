@@ -3,6 +3,8 @@
 In: the device asked for, if any. Out: `HostFacts` with one `Probe` a question. The calling process initialises no
 driver and imports no torch: accelerators are asked in a child with a timeout (`backstamp.probe_child`), and only where
 a device node says there is one to ask about.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: `Launch`, `EngineFacts`, `ModelFacts` and the role. Out: the phases this runner runs, one `Question` per (component,
 family) of its layers, and what each phase needs beside. It compares nothing with any declaration.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

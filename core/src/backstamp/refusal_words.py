@@ -1,6 +1,8 @@
 """How each check of the evaluator reads when it refuses: what was wanted and what there was.
 
 In: the row that was lost and what was asked. Out: two phrases for "needs X, got Y". It compares nothing.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

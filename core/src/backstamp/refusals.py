@@ -1,6 +1,8 @@
 """How a refusal of a key reads: the five parts, made from the verdicts of one phase.
 
 In: the table of verdicts and what was asked. Out: an exception ready to raise. It decides nothing; selection did.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
     """Nothing installed serves a phase: every candidate's reason, at once."""
     question = table.asked[0].question
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
-    lines = "; ".join(f"{verdict.kernel}: {verdict.message}" for verdict in table.verdicts.values())
+    lines = "; ".join(f"{verdict.kernel}: {_why_not_auto(verdict)}" for verdict in table.verdicts.values())
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
     article = "an" if table.slot == "attention" else "a"
     home = _SERVES.get(question.family, "backstamp-linear-attn")
@@ -81,6 +83,15 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
         considered="; ".join(part for part in (lines, failed) if part) or f"no plugin has a {table.slot} kernel",
         fix=f"Install a plugin that serves it; {home} is the first-party one",
         verdicts=tuple(table.verdicts.values()),
+    )
+
+
+def _why_not_auto(verdict: Verdict) -> str:
+    if not verdict.accepted:
+        return verdict.message
+    return (
+        "serves it when asked for; auto takes no interpreted, approximate or denied row, nor one that cannot share "
+        "the page size or layout already chosen"
     )
 
 

@@ -2,6 +2,8 @@
 
 In: built backends. Out: a dictionary for tools. Every kernel, plugin and library in it comes from a stamp, none from
 the request.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: frozen facts only. Out: a frozen plan, or one error with every reason. It reads no file, no clock and no global,
 imports no backend, and raises instead of logging. A runner holds its plan: nothing is cached here.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

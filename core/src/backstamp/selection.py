@@ -3,6 +3,8 @@
 In: the questions of a phase and either a requested key or nothing. Out: a `Choice`. A key is an ordered list of
 kernels: the first whose machine, model and phase facts fit binds; if only its installation is missing, that is the
 answer and nothing further is tried. Nothing here falls back in silence: what is passed over becomes a warning.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class Table(NamedTuple):
     answers: tuple[Answer, ...]
     verdicts: Mapping[str, Verdict]
 
-    def by_rank(self) -> Iterator[str]:
-        """The kernels that serve every question, best first."""
+    def by_rank(self, among: int = -1) -> Iterator[str]:
+        """The kernels that serve every question, by their best row among those of a mask, best first."""
         first = self.answers[0]
         before = ""
-        for at in bits_of(first.rows):
+        for at in bits_of(first.rows & among):
             kernel = first.slot_index.rows[at].offer.kernel
             if kernel != before and self.verdicts[kernel].accepted:
                 yield kernel
@@ -60,9 +62,9 @@ class Table(NamedTuple):
         """The kernels that serve every question, best first, each once."""
         return list(dict.fromkeys(self.by_rank()))
 
-    def parts(self, kernel: str) -> tuple[Part, ...]:
-        """The accepting row of a kernel for each question."""
-        rows = [(asked, answer.row_of(kernel)) for asked, answer in zip(self.asked, self.answers, strict=True)]
+    def parts(self, kernel: str, among: int = -1) -> tuple[Part, ...]:
+        """The accepting row of a kernel for each question, among the rows of a mask."""
+        rows = [(asked, answer.row_of(kernel, among)) for asked, answer in zip(self.asked, self.answers, strict=True)]
         return tuple([Part(asked, row) for asked, row in rows if row is not None])
 
 
@@ -146,10 +148,8 @@ def rank(
         NoKernel: nothing accepts, with every reason.
     """
     for kernel in _ranked(table, policy, measurements):
-        parts = table.parts(kernel)
-        if [part for part in parts if part.row.interpreted or part.row.offer.accuracy != "exact"]:
-            continue
-        if fits is None or fits(parts):
+        parts = table.parts(kernel, table.answers[0].slot_index.pickable)
+        if len(parts) == len(table.asked) and (fits is None or fits(parts)):
             timed = measurements is not None and measurements.time_of(table.slot, table.phase, kernel) is not None
             return Choice(kernel, parts, "auto (measured)" if timed else "auto", (), ())
     raise no_kernel(host, table, who)
@@ -158,7 +158,7 @@ def rank(
 def _ranked(table: Table, policy: Policy, measurements: Measurements | None) -> Iterable[str]:
     """Accepted kernels best first; `accepted` is in priority order already, and sorting keeps that order in ties."""
     if measurements is None and not policy.allow and not policy.deny:
-        return table.by_rank()
+        return table.by_rank(table.answers[0].slot_index.pickable)
     names = table.accepted()
     owners = {name: table.answers[0].row_of(name) for name in names}
     distributions = {name: row.plugin.distribution for name, row in owners.items() if row is not None}

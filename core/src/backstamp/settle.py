@@ -2,6 +2,8 @@
 
 In: the rows chosen for every phase. Out: page size and its source, KV layout, graph level, losses. A disagreement is
 an error naming both kernels; nothing is adjusted in silence.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: a plugin's `Declared` rows and the packages its factories may lie in. Out: every fault, as text, all at once. It
 probes nothing and imports nothing.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: an object a factory built and what construction checked about it. Out: the same object, stamped, with its steps.
 A missing stamp is an error, never a default; an object that cannot carry one is refused.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

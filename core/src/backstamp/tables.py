@@ -1,6 +1,8 @@
 """The alias x host table as Markdown, for READMEs and docs.
 
 In: the cells of a matrix. Out: Markdown text. It judges nothing.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

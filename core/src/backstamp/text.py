@@ -2,6 +2,8 @@
 
 In: any text. Out: one line of printable text. It never interprets what it is given: terminal markup, control
 characters and CI command prefixes (`::`) reach no console as such.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: query and KV lengths a row, and what shape the step has. Out: a `MadeStep` for `reference_attention` and for any
 backend. Every cache slot that no row may read holds NaN, so a kernel that reads one shows it; unused index entries
 are -1 or name such pages. The same arguments give the same numbers on every device.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

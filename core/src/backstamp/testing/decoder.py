@@ -3,6 +3,8 @@
 In: a Hugging Face config dict, scaled down, then tokens, their positions and an `attend` function. Out: logits. It
 never touches a cache, a mask or a backend: `attend` is the one seam where an engine calls attention. Weights are random
 at init scale, so attention decides the tokens: zeroed attention or a lost causal mask gives other ones.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: a launch, a model config and this host. Out: a `DemoReport`: plans, stamps read from built objects, tokens of plain
 and speculative decoding, and the worst relative error of every phase. It is the main job in one call, and an example
 of the order in which an engine makes its calls.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

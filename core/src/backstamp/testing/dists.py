@@ -2,6 +2,8 @@
 
 In: a folder and what to write. Out: an installed-looking tree to put on `sys.path`. Real files, so that discovery is
 tested on what it really reads.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: a row of the catalogue, or declared offers. Out: a factory whose backend records every call and computes nothing,
 or a `Found` plugin as discovery would answer it. Stamps read from them are real: construction checks and stamps them
 like any other object.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Described hosts for tests: a named profile, with a library list or the interpreter where a test needs them.
 
 In: a profile's name. Out: `HostFacts`. A described host stands for a machine we do not have.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: page requests, token slots, K and V. Out: page lists, slots, and the `PagedKV` views and `KVIndex` a backend reads.
 Pages come in shuffled order, and every slot nobody has written holds NaN: a kernel that reads a wrong page, padding or
 a stale slot cannot give a plausible answer. It never knows what a request is.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

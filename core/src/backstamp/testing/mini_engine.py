@@ -2,6 +2,8 @@
 
 In: prompts and one runner. Out: greedy tokens. It admits requests while pages are free, mixes decode rows with chunks
 of prompts in one step, and frees pages as requests finish. It never looks inside a backend or a batch.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 In: the call contract's `Batch`, caches, queries and `LayerSpec`. Out: float64 outputs and natural-log LSE on the CPU.
 Written for reading, one request at a time, one mask, no tricks; it shares no code with any backend.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In: rows (tokens, pages, how many tokens are cached), a decoder, its pool and the built backends. Out: logits. This is
 the whole of what an engine does around a backend: build a `Batch` a phase, `plan` once a KV group, then in each layer
 write K and V and call `forward`. It never asks which kernel runs: `serving_attention_backend` answers a phase.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ In: prompts, a target runner, a draft runner with its own cache, and the draft's
 equal to plain decoding, and the mean accept length. Each round: draft (chain, or a tree of `topk` branches), verify all
 proposals in one target step, accept the longest path the target agrees with, move its K and V into place, and let the
 draft catch up by a `draft_extend`. It never accepts a token the target would not have chosen.
+
+.. versionadded:: 0.1
 """
 
 from __future__ import annotations
