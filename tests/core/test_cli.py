@@ -94,6 +94,11 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
         (("build",), "--fake"),
         (("demo", "--host", "h100"), "this machine"),
         (("frobnicate",), "No such command"),
+        (("hosts", "record", "-o", "/no/such/folder/box.json"), "a file that can be written"),
+        (("declare", "nothing_of_this_name"), "ModuleNotFoundError"),
+        (("declare", "json"), "implements no Backstamp hook"),
+        (("resolve", "--host", "x" * 5000), "neither a file nor a known name"),
+        (("resolve", "--bypass", "arch"), "companion"),
     ],
 )
 def test_usage_is_one_clear_error_and_exits_2(arguments: tuple[str, ...], word: str) -> None:

@@ -177,6 +177,51 @@ def test_distributions_without_plugins_are_passed_over(site: Path) -> None:
     assert discover([str(site)]) == type(discover([]))(found=(), failures=(), notes=())
 
 
+METADATA = {
+    "empty": b"",
+    "no-name": b"Metadata-Version: 2.1\nVersion: 1.0\nRequires-Dist: backstamp>=0.1,<0.2\n",
+    "no-version": b"Metadata-Version: 2.1\nName: odd\nRequires-Dist: backstamp>=0.1,<0.2\n",
+    "binary": b"\xff\xfe\x00",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("damage", METADATA)
+def test_damaged_metadata_stops_nobody_else(site: Path, damage: str) -> None:
+    """An empty, cut or missing METADATA file is that distribution's affair: the others resolve."""
+    write_plugin(site, "good-kernels", kernel="good")
+    write_plugin(site, "odd", kernel="odd")
+    path = site / "odd-1.0.dist-info" / "METADATA"
+    path.unlink()
+    if METADATA[damage] is not None:
+        path.write_bytes(METADATA[damage])
+    catalogue = build_catalogue(discover([str(site)]))
+    assert ("attention", "good") in catalogue.rows
+    owners = {found.plugin.distribution for found in catalogue.found} | {
+        failure.plugin.distribution for failure in catalogue.failures
+    }
+    assert "odd" in owners
+
+
+def test_unreadable_entry_points_are_noted(site: Path) -> None:
+    """A binary entry_points.txt is told, and the others resolve."""
+    write_plugin(site, "good-kernels", kernel="good")
+    write_plugin(site, "odd", kernel="odd")
+    (site / "odd-1.0.dist-info" / "entry_points.txt").write_bytes(b"[backstamp.plugins]\n\xff\xfe = x")
+    discovery = discover([str(site)])
+    assert [found.plugin.distribution for found in discovery.found] == ["good-kernels"]
+    assert "odd-1.0.dist-info" in discovery.notes[0]
+
+
+def test_what_a_plugin_prints_at_import_is_no_output_of_ours(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chatty plugin must not land in somebody's JSON."""
+    write_plugin(site, "chatty", source="print('hello')\n" + PLUGIN_SOURCE.format(kernel="chatty", package="chatty"))
+    assert [found.plugin.name for found in discover([str(site)]).found] == ["chatty"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "hello" in captured.err
+
+
 @pytest.mark.parametrize("entry", ["bad-name", "a b", "ünïcode"])
 def test_odd_entry_names_are_no_danger(site: Path, entry: str) -> None:
     """networkx #8115: an entry name that is no identifier is carried as text."""

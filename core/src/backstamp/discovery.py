@@ -11,6 +11,7 @@ is `plugin.py` imported and validated by pluggy. One plugin never breaks another
 from __future__ import annotations
 
 import configparser
+import contextlib
 import importlib
 import os
 import sys
@@ -83,8 +84,8 @@ def discover(path: Sequence[str] | None = None) -> Discovery:
     failures: list[Failure] = []
     notes: list[str] = []
     seen: dict[str, str] = {}
-    for distribution, text in _with_plugins(path):
-        name = distribution.metadata["Name"] or "unnamed"
+    for distribution, text in _with_plugins(path, notes):
+        name, version = _identity(distribution)
         where = _root(distribution)
         canonical = name.lower().replace("_", "-").replace(".", "-")
         # before it is counted: a folder somebody stands in must not hide the installed distribution either
@@ -96,7 +97,7 @@ def discover(path: Sequence[str] | None = None) -> Discovery:
             continue
         seen[canonical] = where
         for entry, target in _entries(text):
-            plugin = PluginRef(entry, name, distribution.version)
+            plugin = PluginRef(entry, name, version)
             outcome = _read(plugin, target, distribution)
             if isinstance(outcome, Found):
                 found.append(outcome)
@@ -120,7 +121,9 @@ def import_plugin(target: str) -> Declared:
     from backstamp import hookspecs
 
     module_name, _, attribute = target.partition(":")
-    plugin: object = importlib.import_module(module_name.strip())
+    # what a plugin prints at import must not land in somebody's JSON
+    with contextlib.redirect_stdout(sys.stderr):
+        plugin: object = importlib.import_module(module_name.strip())
     for part in attribute.strip().split(".") if attribute else ():
         plugin = getattr(plugin, part)
     manager = pluggy.PluginManager("backstamp")
@@ -149,13 +152,34 @@ def _rows(kind: type[Row], answers: Iterable[Iterable[object]]) -> tuple[Row, ..
     return tuple(rows)
 
 
-def _with_plugins(path: Sequence[str] | None) -> Iterable[tuple[Distribution, str]]:
+def _with_plugins(path: Sequence[str] | None, notes: list[str]) -> Iterable[tuple[Distribution, str]]:
     found = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
     for distribution in found:
-        text = distribution.read_text("entry_points.txt")
+        try:
+            text = distribution.read_text("entry_points.txt")
+        except (OSError, ValueError) as cause:
+            notes.append(
+                plain(f"{_folder(cast('Distribution', distribution))}: entry_points.txt is unreadable: {cause}")
+            )
+            continue
         # most installed distributions are no plugins: look at the text before parsing anything
         if text and GROUP in text:
             yield cast("Distribution", distribution), text
+
+
+def _identity(distribution: Distribution) -> tuple[str, str]:
+    """Name and version; a metadata file that lacks them (empty, cut short) is named by its folder, version unknown."""
+    stem, _, version = _folder(distribution).rpartition(".")[0].partition("-")
+    try:
+        return str(distribution.metadata["Name"] or stem), distribution.version or "unknown"
+    # importlib_metadata raises KeyError, or a FileNotFoundError of its own, depending on its version
+    except (KeyError, OSError, ValueError, TypeError):
+        return stem or "unnamed", version or "unknown"
+
+
+def _folder(distribution: Distribution) -> str:
+    # private, and the only way to the folder's name where the metadata itself cannot be read
+    return Path(str(getattr(distribution, "_path", "unnamed.dist-info"))).name
 
 
 def _entries(text: str) -> list[tuple[str, str]]:

@@ -60,7 +60,7 @@ def load_engine(path: str) -> EngineFacts:
     who = f"engine file {path}"
     try:
         data = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:
         raise BadInput(who, needed="a readable JSON file", found=str(cause)) from cause
     if not isinstance(data, dict):
         raise BadInput(who, needed="a JSON object", found=type(data).__name__)

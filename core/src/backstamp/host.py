@@ -156,7 +156,7 @@ def load_host(name_or_path: str | Path) -> HostFacts:
     if isinstance(name_or_path, str) and name_or_path in profiles:
         return parse_host(profiles[name_or_path], name_or_path)
     path = Path(name_or_path)
-    if not path.is_file():
+    if not _is_file(path):
         match = near(str(name_or_path), list(profiles))
         raise BadHost(
             f"host {str(name_or_path)!r}",
@@ -171,6 +171,14 @@ def load_host(name_or_path: str | Path) -> HostFacts:
             f"host file {path}", needed="readable JSON", found=plain(str(cause)), fix=WHAT_IS_A_HOST
         ) from cause
     return parse_host(data, path.stem)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # a name no file system takes
+        return False
 
 
 def parse_host(data: object, name: str) -> HostFacts:

@@ -50,7 +50,7 @@ def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: S
     considered = "; ".join(others) or "no other kernel stands behind this key"
     if told.code == "not_installed":
         return _not_installed(host, table, key, who, passed)
-    if told.code == "phase":
+    if told.code == "phase" and table.phase in ("prefill", "decode"):
         fix = f"It serves one half only: set that half with its split flag and leave {table.phase} to another key"
     elif told.code in ("library_missing", "library_version", "library_unknown"):
         fix = f"Install {told.wanted}"

@@ -16,11 +16,13 @@ from backstamp.declared import declared_to_json
 from backstamp.discovery import JSON_NAME, discover, import_plugin
 from backstamp.doctor import examine
 from backstamp.engine import EngineFacts
+from backstamp.errors import BadInput
 from backstamp.explanation import MatrixCell, matrix
 from backstamp.host import load_host, profile_names, this_host
 from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model, load_model
 from backstamp.tables import markdown_matrix
+from backstamp.text import plain
 
 __all__ = ["add_to"]
 
@@ -139,8 +141,7 @@ def _hosts_record(
     if output is None:
         sys.stdout.write(text)
     else:
-        Path(output).write_text(text, "utf-8")
-        say(f"wrote {output}")
+        _write(Path(output), text)
 
 
 def _matrix(
@@ -201,11 +202,22 @@ def _declare(
     check: Annotated[bool, typer.Option("--check", help="Compare only; exit 1 when they differ.")] = False,
 ) -> None:
     """Write backstamp.json beside a plugin module, so that installed wheels are read without being run."""
-    text = declared_to_json(import_plugin(module))
+    try:
+        text = declared_to_json(import_plugin(module))
+    except Exception as cause:
+        found = plain(f"{type(cause).__name__}: {cause}")
+        raise BadInput(f"declare {plain(module)}", needed="a plugin module that imports", found=found) from cause
     path = Path(str(sys.modules[module.partition(":")[0]].__file__)).with_name(JSON_NAME)
     if check:
         same = path.is_file() and path.read_text("utf-8") == text
         say(f"{path} {'says what' if same else 'does not say what'} {module} says", "green" if same else "red")
         raise typer.Exit(0 if same else 1)
-    path.write_text(text, "utf-8")
+    _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as cause:
+        raise BadInput(str(path), needed="a file that can be written", found=str(cause)) from cause
     say(f"wrote {path}")
