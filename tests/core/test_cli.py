@@ -93,6 +93,7 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
         (("resolve", "--kv-cache-dtype", "fp7"), "one of"),
         (("build",), "--fake"),
         (("demo", "--host", "h100"), "this machine"),
+        (("demo", "--engine", "no-such-file.json"), "--draft-model"),
         (("frobnicate",), "No such command"),
         (("hosts", "record", "-o", "/no/such/folder/box.json"), "a file that can be written"),
         (("declare", "nothing_of_this_name"), "ModuleNotFoundError"),
@@ -223,6 +224,33 @@ def test_doctor_finds_a_broken_plugin_and_exits_1(tmp_path: Path) -> None:
     assert "exit status 7" in out
     status, out, err = backstamp("doctor")
     assert status == 0, out + err
+
+
+def test_doctor_survives_a_plugin_that_ends_the_process_at_discovery(tmp_path: Path) -> None:
+    """Without backstamp.json the plugin would take discovery down; doctor tries it in a child and names it."""
+    site = tmp_path / "site-packages"
+    write_plugin(site, "killer", source="import os; os._exit(0)")
+    status, out, _ = backstamp("doctor", path=site)
+    assert status == 1
+    assert "killer" in out
+    assert "ends the process" in " ".join(out.split())
+
+
+def test_doctor_lists_a_factory_module_that_does_not_exist(tmp_path: Path) -> None:
+    """A factory path that leads nowhere is a fault before anybody builds it."""
+    site = tmp_path / "site-packages"
+    write_plugin(site, "lost", kernel="lost")
+    status, out, _ = backstamp("doctor", path=site, columns=200)
+    assert status == 1
+    assert "factory module lost.backend does not exist" in out
+
+
+def test_a_kernel_of_the_other_slot_is_told(tmp_path: Path) -> None:
+    """A key that exists in the attention slot is not called uninstalled in the linear one."""
+    flags = ("--host", "h100", "--model", str(MODELS / "hybrid.json"), "--linear-attn-backend", "triton")
+    status, _, err = backstamp("resolve", *flags, columns=300)
+    assert status == 1
+    assert "exists in the attention slot" in err
 
 
 def test_plugin_strings_are_never_read_as_markup(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from backstamp.errors import (
     BadInput,
     BuiltMismatch,
     ContainerWithoutChildren,
+    FactoryFailed,
     FactoryImportFailed,
     Unstamped,
 )
@@ -245,6 +246,18 @@ def test_a_factory_that_does_not_import_names_its_cause() -> None:
     with pytest.raises(FactoryImportFailed, match=r"fake\.backend:build") as caught:
         build(plan, RunnerShape(), catalogue)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("raised", [KeyError("kk"), SystemExit(4)], ids=["error", "exit"])
+def test_a_factory_that_raises_names_its_plugin(raised: BaseException) -> None:
+    """What a factory raises never escapes bare: the plugin is named, the cause chained, the process lives."""
+
+    def answer(request: BuildRequest) -> Built:
+        raise raised
+
+    with pytest.raises(FactoryFailed, match="plugin p") as caught:
+        built(load=answering(answer))
+    assert caught.value.__cause__ is raised
 
 
 def test_a_plan_of_other_plugins_is_refused() -> None:

@@ -123,8 +123,12 @@ def test_two_distributions_with_one_kernel_poison_that_name_only(site: Path) -> 
     with pytest.raises(AliasConflict) as caught:
         resolve(launch, EngineFacts(), default_model(), described_host("epyc"), catalogue)
     assert "left, right" in caught.value.message
+    qualified = make_launch(Requests(attention_backend="left:same"))
+    with pytest.raises(AliasConflict):
+        resolve(qualified, EngineFacts(), default_model(), described_host("epyc"), catalogue)
     plan = resolve(make_launch(Requests()), EngineFacts(), default_model(), described_host("epyc"), catalogue)
     assert plan.phase("prefill").kernel == "good"
+    assert [warning.code for warning in plan.warnings if "left and right" in warning.text] == ["shadowed"]
 
 
 def test_the_same_distribution_twice_counts_once(site: Path, tmp_path: Path) -> None:
@@ -148,6 +152,12 @@ def test_a_distribution_in_the_current_directory_is_listed_not_loaded(
     assert not discovery.found
     assert not discovery.failures
     assert "current directory" in discovery.notes[0]
+
+
+def test_a_marker_that_holds_is_a_contract(site: Path) -> None:
+    """A requirement on backstamp may carry a marker."""
+    write_plugin(site, "marked", kernel="marked", requires=("backstamp>=0.1,<0.2; python_version>'3.0'",))
+    assert [found.plugin.name for found in discover([str(site)]).found] == ["marked"]
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,20 @@ from typing import TYPE_CHECKING, Protocol, cast
 from backstamp.catalogue import Catalogue, Row
 from backstamp.declarations import GraphLevel, Offer, Phase
 from backstamp.draft import DraftSteps
-from backstamp.errors import BadInput, BuiltMismatch, ContainerWithoutChildren, DeclarationError, FactoryImportFailed
+from backstamp.errors import (
+    BackstampError,
+    BadInput,
+    BuiltMismatch,
+    ContainerWithoutChildren,
+    DeclarationError,
+    FactoryFailed,
+    FactoryImportFailed,
+)
 from backstamp.factories import BuildRequest, Built
 from backstamp.forward import phase_of
 from backstamp.plan import GroupPlan, Plan
 from backstamp.stamp import Stamp, is_container, put_stamp, steps_of, verify_consumed
+from backstamp.text import plain
 
 if TYPE_CHECKING:
     from backstamp.attention import AttentionBackend, LayerSpec
@@ -185,7 +194,18 @@ class _Job:
         """Build one backend; None where the factory answers none."""
         row = self.row()
         request = self._request(row.offer)
-        answer = self.load(row, self.catalogue)(request)
+        factory = self.load(row, self.catalogue)
+        try:
+            answer = factory(request)
+        except (KeyboardInterrupt, BackstampError):
+            raise
+        except BaseException as cause:  # SystemExit from a kernel library must not end an engine
+            raise FactoryFailed(
+                self.who,
+                needed=f"factory {row.offer.factory} to build it",
+                found=plain(f"{type(cause).__name__}: {cause}"),
+                fix="Report it to the plugin's author, or ask for another kernel",
+            ) from cause
         self._check(answer, row, request)
         return answer[1]
 

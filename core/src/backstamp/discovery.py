@@ -226,7 +226,7 @@ def _check_contract(distribution: Distribution) -> None:
         if not text.lower().startswith("backstamp"):
             continue
         requirement = Requirement(text)
-        if requirement.name.lower() == "backstamp" and requirement.marker is None:
+        if requirement.name.lower() == "backstamp" and (requirement.marker is None or requirement.marker.evaluate()):
             if not requirement.specifier.contains(f"{API_VERSION}.0", prereleases=True):
                 raise ImportError(f"needs contract backstamp{requirement.specifier}, this core has {API_VERSION}")
             return

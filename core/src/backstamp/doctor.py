@@ -15,11 +15,11 @@ from typing import NamedTuple
 import importlib_metadata
 
 from backstamp.catalogue import Catalogue
-from backstamp.discovery import Found
+from backstamp.discovery import GROUP, Found
 from backstamp.host import HostFacts
 from backstamp.text import plain
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "find_killers"]
 
 _TIMEOUT_S = 60.0
 
@@ -55,25 +55,56 @@ def examine(catalogue: Catalogue, host: HostFacts) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
+def find_killers() -> tuple[Finding, ...]:
+    """Plugins that end or hang the process that imports them, each tried in a child; none where discovery survives."""
+    if _run("from backstamp.discovery import discover; discover()") is None:
+        return ()
+    findings = []
+    for entry in sorted(importlib_metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+        fault = _in_child(entry.value)
+        if fault is not None:
+            findings.append(Finding("fault", f"plugin {entry.name} ({entry.value})", fault, "Mend or uninstall it"))
+    return tuple(findings)
+
+
+def _in_child(module: str, *factories: str) -> str | None:
+    """What goes wrong when a plugin is imported and its factory modules are looked for, or None."""
+    code = (
+        "import sys, importlib.util; from backstamp.discovery import import_plugin; import_plugin(sys.argv[1])\n"
+        "for name in sys.argv[2:]:\n"
+        "    if importlib.util.find_spec(name) is None:\n"
+        "        raise ModuleNotFoundError(f'factory module {name} does not exist')\n"
+    )
+    return _run(code, module, *factories)
+
+
+def _run(code: str, *arguments: str) -> str | None:
+    """The last line a child leaves when it fails, hangs, or ends before its own last statement; None where it is well."""
+    program = [sys.executable, "-c", f"{code}\nprint('REACHED')", *arguments]
+    try:
+        child = subprocess.run(program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"hangs at import: no answer in {_TIMEOUT_S:.0f} s"
+    if child.returncode == 0 and "REACHED" in child.stdout:
+        return None
+    return plain((child.stderr.strip().splitlines()[-1:] or [f"ends the process, exit status {child.returncode}"])[0])
+
+
 def _version(name: str) -> Finding:
     try:
         return Finding("ok", name, importlib_metadata.version(name))
     except importlib_metadata.PackageNotFoundError:
         return Finding("note", name, "not installed")
+    except (KeyError, OSError, ValueError) as cause:
+        return Finding("fault", name, plain(f"unreadable metadata: {cause}"), f"Reinstall {name}")
 
 
 def _plugin(found: Found) -> Finding:
-    """Import the plugin module in a child: its declarations were read, now see that it loads and does not hang."""
+    """Import the plugin in a child: its declarations were read, now see that it loads and its factories can be found."""
     who = f"plugin {found.plugin.name} ({found.plugin.distribution} {found.plugin.version})"
-    code = "import sys; from backstamp.discovery import import_plugin; import_plugin(sys.argv[1])"
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", code, found.module], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Finding("fault", who, f"hangs at import: no answer in {_TIMEOUT_S:.0f} s", "Uninstall it, or report it")
-    if child.returncode != 0:
-        last = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
-        return Finding("fault", who, plain(last[0]), f"Mend or uninstall {found.plugin.distribution}")
+    factories = dict.fromkeys(offer.factory.partition(":")[0] for offer in found.declared.offers)
+    fault = _in_child(found.module, *factories)
+    if fault is not None:
+        return Finding("fault", who, fault, f"Mend or uninstall {found.plugin.distribution}")
     kernels = ", ".join(dict.fromkeys(offer.kernel for offer in found.declared.offers)) or "no kernels"
     return Finding("ok", who, f"{kernels}; read from {found.origin}")

@@ -24,6 +24,7 @@ __all__ = [
     "ConflictingRequest",
     "ContainerWithoutChildren",
     "DeclarationError",
+    "FactoryFailed",
     "FactoryImportFailed",
     "NoKernel",
     "NotInstalled",
@@ -167,6 +168,12 @@ class FactoryImportFailed(BackstampError, ImportError):
     """A factory path does not import; the cause is chained."""
 
     code = "factory_import"
+
+
+class FactoryFailed(BackstampError, RuntimeError):
+    """A factory raised when it was called; the cause is chained."""
+
+    code = "factory"
 
 
 class BuiltMismatch(BackstampError, TypeError):

@@ -74,13 +74,17 @@ def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
     lines = "; ".join(f"{verdict.kernel}: {_why_not_auto(verdict)}" for verdict in table.verdicts.values())
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
+    claimed = "; ".join(
+        f"{item.name}: claimed by {' and '.join(item.distributions)}" for item in host.catalogue.conflicts.values()
+    )
     article = "an" if table.slot == "attention" else "a"
     home = _SERVES.get(question.family, "backstamp-linear-attn")
     return NoKernel(
         who,
         needed=f"{article} {table.slot} kernel for {question.family}, head dim {dims}, {question.dtype}",
         found=f"no installed kernel that serves it (host {host_words(host)})",
-        considered="; ".join(part for part in (lines, failed) if part) or f"no plugin has a {table.slot} kernel",
+        considered="; ".join(part for part in (lines, failed, claimed) if part)
+        or f"no plugin has a {table.slot} kernel",
         fix=f"Install a plugin that serves it; {home} is the first-party one",
         verdicts=tuple(table.verdicts.values()),
     )
@@ -97,16 +101,16 @@ def _why_not_auto(verdict: Verdict) -> str:
 
 def unknown_key(host: HostCatalogue, table: Table, key: str, who: str) -> BackstampError:
     """Nobody declares this key here."""
-    if key in FIRST_PARTY:
-        return _not_installed(host, table, key, who, ())
     catalogue = host.catalogue
+    other_slot = [slot for slot in ("attention", "linear") if slot != table.slot and catalogue.owner(key, slot)]
+    if key in FIRST_PARTY and not other_slot:
+        return _not_installed(host, table, key, who, ())
     keys = catalogue.keys(table.slot)
     owned = []
     for name in keys:
         owner = catalogue.owner(name, table.slot)
         owned.append(f"{name} ({owner.distribution})" if owner else name)
     match = near(key.rpartition(":")[2], sorted({*keys, *FIRST_PARTY}))
-    other_slot = [slot for slot in ("attention", "linear") if slot != table.slot and catalogue.owner(key, slot)]
     found = f"the unknown key {plain(key)!r}"
     if other_slot:
         found += f", which exists in the {other_slot[0]} slot"

@@ -29,7 +29,7 @@ __all__ = ["NOT_RUN", "resolve", "resolve_on"]
 NOT_RUN = "not run"
 _NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
 #: Warnings that strict mode turns into errors: a choice was lost, changed or failed.
-_STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired", "unused"})
+_STRICT_CODES = frozenset({"failed", "lost", "changed", "inherited", "retired", "shadowed", "unused"})
 #: Requests that mean something only where a draft proposes tokens.
 _SPECULATIVE_KEYS = ("verify_attention_backend", "draft_attention_backend")
 _GRAPHED: tuple[Phase, ...] = ("decode", "verify", "draft_decode")
@@ -110,6 +110,10 @@ def _warnings(work: PhaseWork, host: HostCatalogue, rows: list[HostRow]) -> tupl
             )
             for item in host.catalogue.failures
         ]
+    warnings += [
+        Warn("shadowed", f"{item.name}: claimed by {' and '.join(item.distributions)}, so nobody has it")
+        for item in host.catalogue.conflicts.values()
+    ]
     if not work.launch.speculative:
         asked = [work.launch.keys[name] for name in _SPECULATIVE_KEYS if name in work.launch.keys]
         warnings += [Warn("unused", f"{request.setting} {request.value}: nothing drafts") for request in asked]

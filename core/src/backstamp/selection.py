@@ -207,7 +207,7 @@ def _kernels_of(host: HostCatalogue, table: Table, key: str, who: str) -> tuple[
     catalogue = host.catalogue
     distribution, colon, bare = key.rpartition(":")
     name = (table.slot, bare)
-    if name in catalogue.conflicts and not colon:
+    if name in catalogue.conflicts:
         raise conflicting_key(who, catalogue.conflicts[name])
     owner = catalogue.owner(bare, table.slot)
     if owner is None or (colon and owner.distribution != distribution):

@@ -14,7 +14,7 @@ from backstamp.cli.console import print_json, print_table, say
 from backstamp.cli.options import AsJson
 from backstamp.declared import declared_to_json
 from backstamp.discovery import JSON_NAME, discover, import_plugin
-from backstamp.doctor import examine
+from backstamp.doctor import examine, find_killers
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput
 from backstamp.explanation import MatrixCell, matrix
@@ -184,7 +184,8 @@ def _print_matrix(cells: tuple[MatrixCell, ...]) -> None:
 
 def _doctor(as_json: AsJson = False) -> None:
     """Look for broken plugins, shadowed distributions, name conflicts and failed probes; exit 1 on a fault."""
-    findings = examine(build_catalogue(discover()), this_host())
+    # a plugin that takes its process down would take this one down too
+    findings = find_killers() or examine(build_catalogue(discover()), this_host())
     faults = sum(finding.level == "fault" for finding in findings)
     if as_json:
         print_json({"findings": [finding.as_json() for finding in findings], "faults": faults})
