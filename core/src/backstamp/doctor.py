@@ -79,7 +79,7 @@ def _in_child(module: str, *factories: str) -> str | None:
 
 
 def _run(code: str, *arguments: str) -> str | None:
-    """The last line a child leaves when it fails, hangs, or ends before its own last statement; None where it is well."""
+    """The last line a child leaves when it fails, hangs, or ends before its last statement; None where it is well."""
     program = [sys.executable, "-c", f"{code}\nprint('REACHED')", *arguments]
     try:
         child = subprocess.run(program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -100,7 +100,7 @@ def _version(name: str) -> Finding:
 
 
 def _plugin(found: Found) -> Finding:
-    """Import the plugin in a child: its declarations were read, now see that it loads and its factories can be found."""
+    """Import the plugin in a child: its declarations were read, now see that it loads and its factories exist."""
     who = f"plugin {found.plugin.name} ({found.plugin.distribution} {found.plugin.version})"
     factories = dict.fromkeys(offer.factory.partition(":")[0] for offer in found.declared.offers)
     fault = _in_child(found.module, *factories)

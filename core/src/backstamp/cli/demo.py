@@ -41,14 +41,8 @@ def _demo(flags: Flags, as_json: AsJson = False) -> None:
     """Serve a small random decoder here: plans, stamps, speculative decoding, errors against float64."""
     if flags.host is not None:
         raise BadInput("demo --host", needed="this machine", found=flags.host, fix="It runs the kernels it plans for")
-    ignored = (
-        flags.engine,
-        flags.draft_model,
-        flags.tp_size,
-        flags.dcp_size,
-        "draft" if flags.role == "draft" else None,
-    )
-    if any(value is not None for value in ignored):
+    ignored = (flags.engine, flags.draft_model, flags.tp_size, flags.dcp_size)
+    if flags.role == "draft" or any(value is not None for value in ignored):
         needed = "none of --engine, --draft-model, --role, --tp-size, --dcp-size"
         raise BadInput("demo", needed=needed, found="one of them", fix="The demo has its own engine, draft and roles")
     try:
