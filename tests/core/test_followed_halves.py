@@ -21,8 +21,8 @@ from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host
 from tests.core.test_construction import planned
-from tests.core.test_resolution import kernel, plan_of
 from tests.models import config
+from tests.resolving import kernel, plan_of
 
 EAGLE = Requests(speculative_algorithm="EAGLE")
 
@@ -132,7 +132,7 @@ def test_a_plan_is_the_same_bytes_whatever_the_hash_seed() -> None:
     """Sets iterate in another order in every process; verdicts and JSON may not."""
     program = (
         "import json\n"
-        "from tests.core.test_resolution import kernel, plan_of\n"
+        "from tests.resolving import kernel, plan_of\n"
         "from backstamp.model import model_from_config\n"
         "from tests.models import config\n"
         "rows = [kernel('two', head_dims=(256,), features=frozenset({f})) for f in ('window', 'softcap')]\n"

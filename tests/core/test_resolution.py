@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from backstamp.catalogue import Catalogue
-from backstamp.declarations import ANY, Alias, Offer, PageSizes
+from backstamp.declarations import ANY, Alias, PageSizes
 from backstamp.engine import EngineFacts
 from backstamp.errors import (
     BadInput,
@@ -22,51 +20,15 @@ from backstamp.errors import (
 )
 from backstamp.launch import Policy, Requests, make_launch
 from backstamp.measurements import Measurements
-from backstamp.model import ModelFacts, default_model, model_from_config
-from backstamp.plan import Plan
+from backstamp.model import default_model, model_from_config
 from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from tests.models import config
+from tests.resolving import kernel, kernels, plan_of
 
-BASE = replace(
-    cpu_offer("base", "fake"), device="cuda", archs=("9.0",), head_dims=(64, 128), features=frozenset({"window"})
-)
 MLA = model_from_config(config("mla"))
-
-
-def kernel(name: str, **changes: object) -> Offer:
-    """A CUDA kernel that serves the default model on SM90, with changes."""
-    return replace(BASE, kernel=name, **changes)
-
-
-def plan_of(
-    offers: Sequence[Offer],
-    requests: Requests | None = None,
-    *,
-    host: str = "h100",
-    model: ModelFacts | None = None,
-    aliases: Sequence[Alias] = (),
-    role: str = "target",
-    policy: Policy | None = None,
-    engine: EngineFacts | None = None,
-    target: Plan | None = None,
-    measurements: Measurements | None = None,
-    libraries: dict[str, str] | None = None,
-) -> Plan:
-    """Resolve with one in-memory plugin."""
-    launch = make_launch(requests or Requests(), policy=policy, role=role)
-    facts = described_host(host, libraries=libraries)
-    catalogue: Catalogue = catalogue_of(fake_plugin("p", offers, aliases))
-    return resolve(
-        launch, engine or EngineFacts(), model or default_model(), facts, catalogue, measurements, role, target=target
-    )
-
-
-def kernels(plan: Plan) -> dict[str, str | None]:
-    """The kernel of every phase."""
-    return {row.phase: row.kernel for row in plan.phases}
 
 
 def test_all_five_phases_are_always_there() -> None:

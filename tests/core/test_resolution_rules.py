@@ -30,8 +30,8 @@ from backstamp.stamp import put_stamp, read_stamp, verify_consumed
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host
 from tests.core.test_forward import MIXED
-from tests.core.test_resolution import kernel, kernels, plan_of
 from tests.models import config
+from tests.resolving import kernel, kernels, plan_of
 
 GEMMA4 = model_from_config(config("gemma4"))
 HYBRID = model_from_config(config("hybrid"))

@@ -18,6 +18,7 @@ __all__ = [
     "FEATURES",
     "GRAPH_LEVELS",
     "PHASES",
+    "SITUATIONS",
     "Alias",
     "EntryPair",
     "Family",
@@ -65,6 +66,24 @@ FEATURES: Final[frozenset[str]] = frozenset(
         "cross",  # attends over another sequence's keys
         "encoder",  # encoder self-attention without a cache
         "indices",  # reads a per-token selection of keys
+        "backward",  # has gradients
+        "tracked_states",  # a linear kernel that also writes the states in between
+    }
+)
+#: What can hold of a launch; `needs`, `excludes` and `graph_under` name these, features, or "kv_" and a KV dtype, and
+#: join words that must hold together with "+" ("spec+dcp").
+SITUATIONS: Final[frozenset[str]] = frozenset(
+    {
+        "spec",
+        "dcp",
+        "tp",
+        "graph",
+        "deterministic",
+        "topk",
+        "chunked_prefill",
+        "prefix_cache",
+        "training",
+        "draft",  # the runner is a draft
     }
 )
 
@@ -122,14 +141,19 @@ class Offer:
         page_sizes: pages the kernel reads. kv_forms: "paged", "ragged". index_forms: "page_table", "csr", "indirect".
         prefix: whether queries may attend over tokens cached by earlier steps.
         features: members of `FEATURES`.
-        needs, excludes: situations that must hold, or must not ("spec", "dcp", "tp", "graph", "deterministic",
-            "topk", "chunked_prefill", "prefix_cache").
-        graph: strongest CUDA-graph level. plan: "device" if `replan` needs no host work, else "host".
+        needs, excludes: conditions that must hold, or must not: words of `SITUATIONS`, "spec+dcp" for both together.
+        graph: strongest CUDA-graph level. graph_under: weaker levels under a condition, {"non_causal": "never"}.
+        plan: "device" if `replan` needs no host work, else "host".
         deterministic: same bits for a row whatever shares its batch. alignment_tokens: prefill truncation alignment.
+            A deterministic attention row that serves prefill must declare it; 1 says that any split is the same.
         accuracy: "exact", or the name of a bound; `auto` takes only exact rows.
-        inputs: what the engine must supply ("host_lens", "token_rows").
+        reference: right everywhere and slow: where `auto` takes it, the plan says so.
+        inputs: what the engine must supply ("host_lens", "token_rows"). phase_inputs: more, in one phase.
+        sink_dtypes: dtypes of stored sinks it reads ("same" is the query's own).
+        sink_conversion: whether it converts sinks of another dtype on the way in: "no", "lossless" (only a widening),
+            or "any".
         layouts: KV layout ids, best first. state_layouts: recurrent-state layout ids, best first.
-        mask_format: how a mask reaches the kernel.
+        mask_format: how a mask reaches the kernel; must be declared.
         build_settings: features compiled in at build time, which `Built.settings` must report back.
         fill_value: `kv_len` a padded row must carry.
     """
@@ -160,14 +184,19 @@ class Offer:
     needs: frozenset[str] = frozenset()
     excludes: frozenset[str] = frozenset()
     graph: GraphLevel = "never"
+    graph_under: Mapping[str, GraphLevel] = field(default_factory=dict)
     plan: Literal["host", "device"] = "host"
     deterministic: bool = False
     alignment_tokens: int | None = None
     accuracy: str = "exact"
+    reference: bool = False
     inputs: frozenset[str] = frozenset()
+    phase_inputs: Mapping[Phase, frozenset[str]] = field(default_factory=dict)
+    sink_dtypes: frozenset[str] = frozenset({"same"})
+    sink_conversion: Literal["no", "lossless", "any"] = "no"
     layouts: tuple[str, ...] = ("rows",)
     state_layouts: tuple[str, ...] = ()
-    mask_format: Literal["none", "2d", "4d_bool", "internal_causal"] = "internal_causal"
+    mask_format: Literal["none", "2d", "4d_bool", "internal_causal"] | None = None
     build_settings: frozenset[str] = frozenset()
     fill_value: int = 0
 
@@ -213,25 +242,37 @@ class EntryPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredSetting:
-    """A setting that no longer exists: what replaces it, and which of its values still map to a key."""
+    """A setting that no longer exists, an environment variable or a flag: its tombstone.
+
+    `replacement` is what to set instead. `values` maps values that still mean something to keys, {"True": "triton"},
+    and `request` is the request such a key becomes, a backend field of `Requests`.
+    """
 
     name: str
     replacement: str
     values: Mapping[str, str] = field(default_factory=dict)
+    request: str = "attention_backend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyDefault:
-    """A model family's own wish: `kernels` in order of preference, and the only kernels it `allowed`, if it says so."""
+    """A model family's own wish for one component of one role: `kernels` in order of preference, the first that fits,
+    and the only kernels it `allowed`, if it says so.
+
+    `model_type` is the config's. A draft that shares its target's KV cache is held to its target's `allowed` too.
+    """
 
     model_type: str
     kernels: tuple[str, ...] = ()
     allowed: frozenset[str] | None = None
+    component: str = "main"
+    role: Role = "target"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureDefault:
-    """An optimisation that is on by default, but only on these archs."""
+    """An optimisation that is on by default, but only on these archs of this device."""
 
     feature: str
     archs: tuple[str, ...]
+    device: Device = "cuda"

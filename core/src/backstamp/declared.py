@@ -63,6 +63,7 @@ _SETS = frozenset(
         "excludes",
         "inputs",
         "build_settings",
+        "sink_dtypes",
         "allowed",
     }
 )
@@ -151,4 +152,6 @@ def _value_from_json(name: str, value: object) -> object:
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "by_phase" and isinstance(value, dict):
         return {phase: tuple(kernels) for phase, kernels in value.items()}
+    if name == "phase_inputs" and isinstance(value, dict):
+        return {phase: frozenset(inputs) for phase, inputs in value.items()}
     return value

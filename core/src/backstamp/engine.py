@@ -34,6 +34,8 @@ class EngineFacts:
         replay_hook: whether it can run host code before a graph replay; without it only `plan: device` fits.
         prefix_cache: whether prefill attends over tokens cached by earlier requests or chunks.
         page_size: the page size of its cache where that is fixed, else None.
+        components: components whose attention it hands over ("main", "vision", "audio", "cross_attention"); None all.
+        tracked_states: whether linear kernels must write the states in between, as caching prefixes of a hybrid does.
     """
 
     name: str = "any engine"
@@ -46,6 +48,8 @@ class EngineFacts:
     replay_hook: bool = True
     prefix_cache: bool = True
     page_size: int | None = None
+    components: frozenset[str] | None = None
+    tracked_states: bool = False
 
 
 _SETS: Final = ("index_forms", "kv_forms", "inputs", "mask_formats", "layouts")
@@ -81,8 +85,10 @@ def _with_field(facts: EngineFacts, name: str, value: object) -> EngineFacts:
 def _check_field(who: str, known: list[str], name: str, value: object) -> None:
     if name not in known:
         raise BadInput(who, needed=f"fields among {', '.join(known)}", found=repr(name))
-    if name in _SETS:
+    if name in _SETS or (name == "components" and value is not None):
         sound, needed = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of words"
+    elif name == "components":
+        sound, needed = True, ""
     elif name == "graph":
         sound, needed = value in GRAPH_LEVELS, "one of " + ", ".join(GRAPH_LEVELS)
     elif name == "name":

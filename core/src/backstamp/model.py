@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import get_data
-from typing import Final
+from typing import Final, Literal
 
 from backstamp.declarations import Family
 from backstamp.errors import BadModel
@@ -49,6 +49,8 @@ class LayerFacts:
         softcap: 0.0 none.
         sinks: dtype of the learned sink logits as the model stores them, None without sinks.
         causal: False where every token of a row sees every key.
+        attn_type: "decoder"; "encoder" where the tokens of one input see one another and nothing is cached; "cross"
+            where they see another sequence's.
         index_topk: keys an indexer selects for each token, 0 without an indexer.
         compress_rate: tokens a compressed entry stands for (csa), 0 where nothing is compressed.
         kv_lora_rank, qk_rope_head_dim: latent and rotary parts of an MLA cache row, 0 elsewhere.
@@ -65,6 +67,7 @@ class LayerFacts:
     softcap: float = 0.0
     sinks: str | None = None
     causal: bool = True
+    attn_type: Literal["decoder", "encoder", "cross"] = "decoder"
     index_topk: int = 0
     compress_rate: int = 0
     kv_lora_rank: int = 0

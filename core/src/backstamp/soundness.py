@@ -8,22 +8,26 @@ probes nothing and imports nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from packaging.requirements import InvalidRequirement, Requirement
 
-from backstamp.declarations import ANY, FEATURES, GRAPH_LEVELS, PHASES, Alias, Offer
+from backstamp.declarations import ANY, FEATURES, GRAPH_LEVELS, PHASES, SITUATIONS, Alias, FamilyDefault, Offer
 from backstamp.declared import Declared
 
 __all__ = ["faults_of"]
 
 _DRAFT_PHASES = frozenset({"draft_decode", "draft_extend"})
 _DTYPES = frozenset({"fp16", "bf16", "fp32"})
+_MASKS = frozenset({"none", "2d", "4d_bool", "internal_causal"})
+_CONVERSIONS = frozenset({"no", "lossless", "any"})
 
 
 def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
     """Every fault of a plugin's rows; an empty list means sound."""
     faults: list[str] = []
-    if not declared.offers and not declared.aliases and not declared.entry_classes:
-        faults.append("declares nothing: needs at least one offer, alias or entry class")
+    if declared == Declared():
+        faults.append("declares nothing: needs at least one offer, alias, entry class or default")
     for at, offer in enumerate(declared.offers):
         faults += [f"offer {at} ({offer.kernel!r}): {fault}" for fault in _offer_faults(offer, packages)]
     keys = [alias.key for alias in declared.aliases]
@@ -31,7 +35,24 @@ def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
         faults += [f"alias {alias.key!r}: {fault}" for fault in _alias_faults(alias)]
         if keys.count(alias.key) > 1:
             faults.append(f"alias {alias.key!r}: declared {keys.count(alias.key)} times")
+    for default in declared.family_defaults:
+        faults += [f"family default {default.model_type!r}: {fault}" for fault in _default_faults(default)]
+    for feature in declared.feature_defaults:
+        if not feature.archs:
+            faults.append(f"feature default {feature.feature!r}: archs is empty, and undeclared means no")
+    for setting in declared.retired_settings:
+        if not setting.name.strip() or not setting.request.endswith("_backend"):
+            faults.append(
+                f"retired setting {setting.name!r}: needs a name and a backend request, got {setting.request!r}"
+            )
     return list(dict.fromkeys(faults))
+
+
+def _default_faults(default: FamilyDefault) -> list[str]:
+    if not default.kernels and default.allowed is None:
+        return ["says nothing: needs kernels, or the allowed ones"]
+    outside = [kernel for kernel in default.kernels if default.allowed is not None and kernel not in default.allowed]
+    return [f"prefers {', '.join(outside)}, which it does not allow"] if outside else []
 
 
 def _offer_faults(offer: Offer, packages: frozenset[str]) -> list[str]:
@@ -55,6 +76,7 @@ def _missing(offer: Offer) -> list[str]:
         "kv_dtypes": offer.kv_dtypes,
         "kv_forms": offer.kv_forms,
         "layouts": offer.layouts,
+        "mask_format": offer.mask_format,
     }
     return [f"{name} is empty, and undeclared means no" for name, value in empty.items() if not value]
 
@@ -79,13 +101,27 @@ def _unknown_words(offer: Offer) -> list[str]:
         ("dtypes", offer.dtypes, _DTYPES),
         ("kv_forms", offer.kv_forms, frozenset({"paged", "ragged"})),
         ("index_forms", offer.index_forms, frozenset({"page_table", "csr", "indirect"})),
-        ("graph", frozenset({offer.graph}), frozenset(GRAPH_LEVELS)),
+        ("graph", frozenset({offer.graph, *offer.graph_under.values()}), frozenset(GRAPH_LEVELS)),
+        ("phase_inputs", frozenset(offer.phase_inputs), frozenset(PHASES)),
+        ("sink_conversion", frozenset({offer.sink_conversion}), _CONVERSIONS),
+        ("mask_format", frozenset(filter(None, [offer.mask_format])), _MASKS),
     )
-    return [
+    faults = [
         f"{name} has unknown {sorted(words - allowed)}; known: {sorted(allowed)}"
         for name, words, allowed in known
         if words - allowed
     ]
+    for name, conditions in (("needs", offer.needs), ("excludes", offer.excludes), ("graph_under", offer.graph_under)):
+        unknown = sorted(_words_of(conditions) - SITUATIONS - FEATURES)
+        if unknown:
+            faults.append(f"{name} has unknown {unknown}; known: {sorted(SITUATIONS)}, features, and kv_ with a dtype")
+    return faults
+
+
+def _words_of(conditions: Iterable[str]) -> set[str]:
+    """The words conditions are joined of, but for KV dtypes, which are open."""
+    words = {word for condition in conditions for word in condition.split("+")}
+    return {word for word in words if not (word.startswith("kv_") and len(word) > len("kv_"))}
 
 
 def _contradictions(offer: Offer) -> list[str]:
@@ -106,6 +142,8 @@ def _contradictions(offer: Offer) -> list[str]:
         faults.append("declares tree_mask but not the verify phase")
     if offer.alignment_tokens is not None and not offer.deterministic:
         faults.append("declares an alignment but is not deterministic")
+    if offer.alignment_tokens is not None and offer.alignment_tokens < 1:
+        faults.append(f"alignment_tokens needs a whole number >= 1, got {offer.alignment_tokens}")
     return faults
 
 

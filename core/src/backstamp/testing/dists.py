@@ -35,6 +35,7 @@ def backstamp_offers():
             head_dims=ANY,
             page_sizes=PageSizes(preferred=16, multiple_of=1),
             prefix=True,
+            mask_format="internal_causal",
         ),
     )
 """
@@ -53,6 +54,7 @@ def cpu_offer(kernel: str, package: str) -> Offer:
         head_dims=ANY,
         page_sizes=PageSizes(preferred=16, multiple_of=1),
         prefix=True,
+        mask_format="internal_causal",
     )
 
 

@@ -30,6 +30,7 @@ NATIVE = Offer(
     kv_forms=frozenset({"paged", "ragged"}),
     index_forms=frozenset({"page_table", "csr", "indirect"}),
     prefix=True,
+    mask_format="internal_causal",
     features=_SHARED_FEATURES | {"alibi"},
     priority=10,
     requires=("torch>=2.11",),

@@ -30,6 +30,7 @@ MHA_CUDA = Offer(
     kv_forms=frozenset({"paged", "ragged"}),
     index_forms=frozenset({"page_table", "csr", "indirect"}),
     prefix=True,
+    mask_format="internal_causal",
     features=frozenset({"window", "softcap", "sinks", "tree_mask", "topk", "non_causal", "lse", "cross", "encoder"}),
     graph="any",
     plan="device",
