@@ -106,7 +106,8 @@ def build(
         for at, group in enumerate(phase_plan.groups):
             # the draft loop has objects of its own: each step holds its own plan state
             kind = "steps" if phase_plan.phase == "draft_decode" else "backend"
-            jobs.setdefault((kind, group.kernel, group), []).append((phase_plan.phase, at))
+            # who decided is no reason to build twice
+            jobs.setdefault((kind, group.kernel, group._replace(source="")), []).append((phase_plan.phase, at))
     objects: dict[tuple[Phase, int], object] = {}
     for (kind, _, group), places in jobs.items():
         job = _Job(plan, runner, catalogue, group, tuple(phase for phase, _ in places), load or load_factory)

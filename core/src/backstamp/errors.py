@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from backstamp.plan import Verdict
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "DeclarationError",
     "FactoryFailed",
     "FactoryImportFailed",
+    "ForeignAlias",
     "NoKernel",
     "NotInstalled",
     "PluginFailed",
@@ -70,6 +73,12 @@ class BackstampError(Exception):
         if self.fix:
             parts.append(self.fix if self.fix.endswith(".") else f"{self.fix}.")
         return " ".join(parts)
+
+    def beside(self, facts: Sequence[str]) -> Self:
+        """The same refusal with more that was considered."""
+        considered = "; ".join([*filter(None, [self.considered]), *facts])
+        parts = {"needed": self.needed, "found": self.found, "considered": considered, "fix": self.fix}
+        return type(self)(self.who, **parts, verdicts=self.verdicts)
 
     def as_json(self) -> dict[str, object]:
         """The error for tools: code, message, the five parts and the verdicts."""
@@ -150,6 +159,12 @@ class AliasConflict(BackstampError, LookupError):
     """Two distributions claim one name; the name is poisoned, nothing else is."""
 
     code = "conflict"
+
+
+class ForeignAlias(Refused):
+    """An alias that stands for another distribution's kernel, which only the operator may allow."""
+
+    code = "foreign_alias"
 
 
 class DeclarationError(BackstampError, ValueError):
