@@ -17,7 +17,7 @@ from backstamp.defaults import Defaults, collect_defaults
 from backstamp.discovery import Discovery, Failure, Found
 from backstamp.errors import DeclarationError
 from backstamp.first_party import FIRST_PARTY
-from backstamp.plan import PluginRef
+from backstamp.plan import GroupPlan, PluginRef
 from backstamp.soundness import faults_of
 
 __all__ = ["AliasRow", "Catalogue", "Conflict", "Row", "build_catalogue"]
@@ -79,6 +79,16 @@ class Catalogue:
             return self.aliases[slot, key].plugin
         rows = self.rows.get((slot, key))
         return rows[0].plugin if rows else None
+
+    def row(self, slot: Slot, group: GroupPlan) -> Row | None:
+        """The declared row a group's plan accepted; None where other plugins are installed than it was made with."""
+        for name in (group.kernel, f"{group.plugin.distribution}:{group.kernel}"):
+            rows = self.rows.get((slot, name), ())
+            if group.row < len(rows):
+                row = rows[group.row]
+                if row.plugin == group.plugin and row.offer.family == group.family:
+                    return row
+        return None
 
     def failure_of(self, name: str) -> Failure | None:
         """The failed plugin known to own a name, if one does."""

@@ -29,6 +29,7 @@ __all__ = [
     "FactoryFailed",
     "FactoryImportFailed",
     "ForeignAlias",
+    "NoDevice",
     "NoKernel",
     "NotInstalled",
     "PluginFailed",
@@ -36,6 +37,7 @@ __all__ = [
     "RegistryFaults",
     "StrictViolation",
     "UnknownKey",
+    "Unresolved",
     "Unstamped",
     "UnsupportedBatch",
 ]
@@ -189,6 +191,18 @@ class FactoryFailed(BackstampError, RuntimeError):
     """A factory raised when it was called; the cause is chained."""
 
     code = "factory"
+
+
+class Unresolved(BackstampError, TypeError):
+    """Something was to be built that no resolver decided."""
+
+    code = "unresolved"
+
+
+class NoDevice(BackstampError, RuntimeError):
+    """A plan is to be built for a device that is not here."""
+
+    code = "no_device"
 
 
 class BuiltMismatch(BackstampError, TypeError):
