@@ -101,6 +101,11 @@ class Reasons(NamedTuple):
     row: HostRow
     verdicts: tuple[Verdict, ...]
 
+    @property
+    def distance(self) -> tuple[bool, int]:
+        """How far it is from serving: a kernel of another kind of device is farther than any of this one."""
+        return any(verdict.code == "device" for verdict in self.verdicts), len(self.verdicts)
+
 
 def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
     """Of every kernel the row that fails least, and all it fails: the checks of `evaluate`, none skipped."""
@@ -116,8 +121,9 @@ def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
                 for check, mask in checks
                 if not mask >> at & 1
             ]
-            if name not in nearest or len(verdicts) < len(nearest[name].verdicts):
-                nearest[name] = Reasons(row, tuple(verdicts))
+            found = Reasons(row, tuple(verdicts))
+            if name not in nearest or found.distance < nearest[name].distance:
+                nearest[name] = found
     return nearest
 
 

@@ -18,7 +18,7 @@ from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.plan import LibraryRef, PluginRef
 
-__all__ = ["INSTALLATION", "HostRow", "Refusal", "arch_words", "archs_fit", "dims_words", "host_row"]
+__all__ = ["INSTALLATION", "INSTALL_DEPTH", "HostRow", "Refusal", "arch_words", "archs_fit", "dims_words", "host_row"]
 
 
 class Refusal(NamedTuple):
@@ -33,7 +33,7 @@ class Refusal(NamedTuple):
 
 #: Refusal codes that mean "the machine would do, its installation does not".
 INSTALLATION = frozenset({"library_missing", "library_version", "library_unknown", "companion", "not_installed"})
-_INSTALL_DEPTH = 100
+INSTALL_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def _installation(offer: Offer, installed: dict[str, str] | None) -> tuple[Libra
         # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
         if have is not None and _public(have) != _public(library.version or ""):
             wanted = f"{companion} {library.version} beside {first} {library.version}"
-            return library, Refusal(_INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
+            return library, Refusal(INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
     return library, None
 
 
@@ -211,17 +211,17 @@ def _library_refusal(text: str, installed: dict[str, str]) -> Refusal | None:
     name = _library_name(text)
     have = installed.get(name)
     if have is None:
-        return Refusal(_INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
+        return Refusal(INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
     try:
         version = Version(have)
     except InvalidVersion:
-        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
+        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
     if version.public == "0.0.0":
         # build systems write 0.0.0+unknown where they could not find the version
-        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
+        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
     # a local or pre-release build of a good version is that version
     if not requirement.specifier.contains(version.public, prereleases=True):
-        return Refusal(_INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
+        return Refusal(INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
     return None
 
 

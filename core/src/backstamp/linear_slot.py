@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from backstamp.declarations import Phase
 from backstamp.facts import Facts
+from backstamp.linear import verify_follows
 from backstamp.plan import LinearPlan, PhasePlan, Verdict
 from backstamp.questions import needs_of, questions_for
 from backstamp.rank import rank
@@ -44,7 +45,7 @@ def _choose(facts: Facts, table: Table, decided: dict[Phase, PhasePlan], who: st
     if request is not None:
         return bind_key(facts, table, request.value, who, request.source)
     if table.phase == "verify":
-        follow = "flashinfer" if decided["decode"].kernel == "flashinfer" else "triton"
+        follow = verify_follows(str(decided["decode"].kernel))
         if follow in table.accepted():
             return Choice(follow, table.parts(follow), "default", (), ())
     return rank(facts, table, f"{who} (auto)")

@@ -23,7 +23,6 @@ from backstamp.errors import (
     Refused,
     UnknownKey,
 )
-from backstamp.evaluation import all_reasons
 from backstamp.first_party import FIRST_PARTY
 from backstamp.hostfit import arch_words
 from backstamp.plan import PluginRef, Verdict
@@ -77,7 +76,8 @@ def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
     """Nothing installed serves a phase: every reason of every candidate, and the one that came nearest."""
     host, question = facts.host, table.asked[0].question
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
-    reasons = _all_reasons(table)
+    told = table.reasons()
+    reasons = {name: of.verdicts for name, of in told.items()}
     lines = [f"{name}: {' and '.join(verdict.message for verdict in of)}" for name, of in reasons.items() if of]
     lines += [f"{name}: {_NOT_AUTO}" for name, of in reasons.items() if not of]
     lines += [f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures]
@@ -86,7 +86,7 @@ def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
     ]
     article = "an" if table.slot == "attention" else "a"
     home = _SERVES.get(question.family, "backstamp-linear-attn")
-    nearest = min(((len(of), name) for name, of in reasons.items() if of), default=None)
+    nearest = min(((of.distance, name) for name, of in told.items() if of.verdicts), default=None)
     near_by = (
         f"Nearest: {nearest[1]}, refused only for its {_and(reasons[nearest[1]])}. " if nearest is not None else ""
     )
@@ -98,15 +98,6 @@ def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
         fix=f"{near_by}Install a plugin that serves it; {home} is the first-party one",
         verdicts=tuple(table.verdicts.values()),
     )
-
-
-def _all_reasons(table: Table) -> dict[str, list[Verdict]]:
-    """All that each kernel fails, over every question of a phase."""
-    reasons: dict[str, list[Verdict]] = {}
-    for answer in table.answers:
-        for name, found in all_reasons(answer, table.needs).items():
-            reasons.setdefault(name, []).extend(item for item in found.verdicts if item not in reasons.get(name, ()))
-    return reasons
 
 
 def _and(verdicts: Sequence[Verdict]) -> str:

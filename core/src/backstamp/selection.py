@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from backstamp.declarations import Phase, Slot
-from backstamp.evaluation import Answer, PhaseNeeds, evaluate, evaluate_phase
+from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evaluate, evaluate_phase
 from backstamp.facts import Facts
 from backstamp.hostfit import INSTALLATION, HostRow
 from backstamp.index import bits_of
@@ -62,6 +62,15 @@ class Table(NamedTuple):
     def accepted(self) -> list[str]:
         """The kernels that serve every question, best first, each once."""
         return list(dict.fromkeys(self.by_rank()))
+
+    def reasons(self) -> dict[str, Reasons]:
+        """All that keeps each kernel from serving, over every question."""
+        joined: dict[str, Reasons] = {}
+        for answer in self.answers:
+            for name, found in all_reasons(answer, self.needs).items():
+                before = joined[name].verdicts if name in joined else ()
+                joined[name] = Reasons(found.row, tuple(dict.fromkeys((*before, *found.verdicts))))
+        return joined
 
     def parts(self, kernel: str, among: int = -1) -> tuple[Part, ...]:
         """The accepting row of a kernel for each question, among the rows of a mask."""
