@@ -1,4 +1,4 @@
-"""Case 48, vLLM #14195: no device was found and the reason stayed hidden; planning works anywhere, building says why."""
+"""Case 48, vLLM #14195: no device was found and nobody said why; planning works anywhere, building says why."""
 
 from __future__ import annotations
 

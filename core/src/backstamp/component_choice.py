@@ -19,7 +19,7 @@ from backstamp.facts import Facts
 from backstamp.launch import Request
 from backstamp.plan import Warn
 from backstamp.questions import Asked, needs_of
-from backstamp.rank import Fits, in_order, rank
+from backstamp.rank import Fits, first_fit, in_order, rank
 from backstamp.selection import Choice, Part, Table, ask, bind_key, table_of
 
 __all__ = ["check_components", "choose_components", "main_component"]
@@ -93,5 +93,5 @@ def _wish(facts: Facts, phase: Phase) -> Request | None:
 
 def _auto(facts: Facts, table: Table, who: str, fits: Fits | None) -> Choice:
     rule = facts.rule(table.asked[0].component)
-    choice = in_order(facts, table, rule.kernels, who, "family", fits) if rule.kernels else None
+    choice = first_fit(in_order(facts, table, rule.kernels, who, "family"), fits) if rule.kernels else None
     return choice if choice is not None else rank(facts, table, f"{who} (auto)", fits)

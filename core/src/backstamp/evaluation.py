@@ -74,6 +74,10 @@ class Answer(NamedTuple):
         left = self.rows & self.slot_index.kernels.get(kernel, 0) & among
         return self.slot_index.rows[(left & -left).bit_length() - 1] if left else None
 
+    def rows_of(self, kernel: str, among: int = -1) -> list[HostRow]:
+        """The rows of a kernel that are left, among the rows of a mask, best first."""
+        return [self.slot_index.rows[at] for at in bits_of(self.rows & self.slot_index.kernels.get(kernel, 0) & among)]
+
     def verdicts(self) -> dict[str, Verdict]:
         """Every kernel's verdict, by name."""
         refused, accepted = self.refused, self.slot_index.accepted

@@ -10,13 +10,14 @@ Source: vLLM #38891, #48114 (one decision for unlike layers made all of them slo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
 from backstamp.plan import Verdict, Warn
 from backstamp.questions import Asked, questions_for
-from backstamp.rank import Fits
+from backstamp.rank import Fits, first_fit
+from backstamp.refusals import no_kernel
 from backstamp.selection import Choice, Part, Table, ask, table_of
 from backstamp.settle import agree
 
@@ -24,9 +25,13 @@ __all__ = ["choose_per_layer"]
 
 
 def choose_per_layer(
-    facts: Facts, table: Table, choose: Callable[[Table, Fits], Choice], fits: Fits | None = None
+    facts: Facts, table: Table, choices: Callable[[Table], Iterator[Choice]], fits: Fits | None = None
 ) -> tuple[Table, Choice]:
-    """Choose for each group of like layers; later groups must share a page size and a layout with earlier ones."""
+    """Choose for each group of like layers; later groups must share a page size and a layout with earlier ones.
+
+    Raises:
+        NoKernel: a group's choices are none that fits, with every reason.
+    """
     parts: list[Part] = []
 
     def joins(more: tuple[Part, ...]) -> bool:
@@ -42,7 +47,9 @@ def choose_per_layer(
     for group in [group for item in table.asked for group in item.groups]:
         of_group = questions_for(table.slot, facts, (group,))
         own = table_of(table.slot, of_group, ask(facts, table.slot, of_group), table.needs)
-        choice = choose(own, joins)
+        choice = first_fit(choices(own), joins)
+        if choice is None:
+            raise no_kernel(facts, own, f"{table.phase} attention backend (per_layer)")
         parts += choice.parts
         warnings += choice.warnings
         asked += own.asked

@@ -1,15 +1,18 @@
 """Which kernel each attention phase of a runner gets, and how phases follow one another.
 
-In: the `Facts` of one resolve. Out: a `Choice` and a `PhasePlan` for every phase the runner runs. Asked-for phases come
-first, verify follows a half, a draft inherits from its target's half; each rule says so in the plan's `source`.
+In: the `Facts` of one resolve. Out: for every phase the runner runs its options, best first, and of those taken a
+`PhasePlan`. Asked-for phases come first, verify follows a half, a draft inherits from its target's half; each rule
+says so in the plan's `source`. `backstamp.choosing` takes one option a phase so that all of them share one cache.
 
 .. versionadded:: 0.1
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from backstamp.component_choice import choose_components, main_component
 from backstamp.declarations import Half, Phase
@@ -20,12 +23,12 @@ from backstamp.launch import Request
 from backstamp.per_layer import choose_per_layer
 from backstamp.plan import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
-from backstamp.rank import Fits, in_order, rank
+from backstamp.rank import Fits, in_order, ranked
 from backstamp.refusals import refused_key
 from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, table_of
 from backstamp.settle import agree
 
-__all__ = ["HYBRID_KEY", "PhaseWork"]
+__all__ = ["HYBRID_KEY", "SPARSE_KEY", "Option", "PhaseWork"]
 
 #: `auto` of a hybrid model's full-attention layers is this key's list.
 HYBRID_KEY: Final = "hybrid_linear_attn"
@@ -36,19 +39,23 @@ SLOT: Final = "attention"
 _PAGE_ORDER: Final[tuple[Phase, ...]] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
 
 
+class Option(NamedTuple):
+    """One way to serve a phase: who asked for it, the table it was read from, and the choice."""
+
+    request: Request | None
+    table: Table
+    choice: Choice
+
+
 @dataclass(slots=True)
 class PhaseWork:
-    """The phases of one runner, decided in an order that lets later ones follow earlier ones.
-
-    `avoided` are (phase, kernel) pairs that `auto` must pass over, because with them a later phase found nothing.
-    """
+    """The phases of one runner, taken in an order that lets later ones follow earlier ones."""
 
     facts: Facts
-    avoided: frozenset[tuple[Phase, str]] = frozenset()
     chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
     components: dict[Phase, tuple[Part, ...]] = field(default_factory=dict)
     plans: dict[Phase, PhasePlan] = field(default_factory=dict)
-    warnings: list[Warn] = field(default_factory=list)
+    warned: dict[Phase, tuple[Warn, ...]] = field(default_factory=dict)
     main: tuple[Asked, ...] = ()
     others: tuple[Asked, ...] = ()
     common: tuple[Answer, ...] = ()
@@ -82,30 +89,52 @@ class PhaseWork:
         """What was chosen so far for these phases, of every layer that has a KV cache."""
         return [part for at in phases if at in self.chosen for part in (*self.chosen[at][1].parts, *self._cached(at))]
 
-    def decide(self, phase: Phase) -> None:
-        """Choose one phase's kernels and write its row of the plan."""
-        request, table, choice = self._choose(phase)
+    def take(self, phase: Phase, option: Option, *, first: Option | None = None) -> None:
+        """Take one option of a phase and write its row of the plan; `first` is what ranks before it, if not taken.
+
+        Raises:
+            NoKernel: a component beside the main one finds no kernel that shares the cache.
+        """
+        request, table, choice = option
         self.chosen[phase] = (table, choice)
-        self.warnings += choice.warnings
-        parts = choice.parts
+        parts, warnings = choice.parts, choice.warnings
+        if first is not None and first.choice.kernel != choice.kernel:
+            text = f"{first.choice.kernel} comes first, but what it leaves to the other phases cannot share its cache"
+            warnings += (Warn("passed_over", f"{phase}: {text}; {choice.kernel} runs"),)
         if self.others:
-            self.components[phase], warnings = choose_components(self.facts, phase, self.others, self._fits())
-            self.warnings += warnings
-            parts += self.components[phase]
+            self.components[phase], more = choose_components(self.facts, phase, self.others, self._fits())
+            parts, warnings = parts + self.components[phase], warnings + more
+        self.warned[phase] = warnings
         flag = "--draft-attention-backend" if self.facts.role == "draft" else f"--{phase}-attention-backend"
         self.plans[phase] = phase_plan(table, choice, request, flag, parts, self.failed)
 
-    def _choose(self, phase: Phase) -> tuple[Request | None, Table, Choice]:
+    def drop(self, phase: Phase) -> None:
+        """Take back what was taken of a phase."""
+        for of in (self.chosen, self.components, self.plans, self.warned):
+            of.pop(phase, None)
+
+    def fits(self, option: Option) -> bool:
+        """Whether an option can share a cache with everything taken so far."""
+        rows = [part.row for part in (*self.parts(), *option.choice.parts)]
+        return agree(rows, self.facts.engine)
+
+    def options(self, phase: Phase) -> Iterator[Option]:
+        """Every way to serve a phase, best first, whether or not it fits what is taken.
+
+        Raises:
+            BackstampError: nothing serves, with every reason.
+        """
         table = self._table(phase, self.main, self.common)
         who = f"{phase.replace('_', ' ')} attention backend"
         request = self._own(phase)
         if request is not None:
-            return request, *self._bind(request, table, who)
-        if phase == "verify":
-            return None, table, self._verify_follows(table, who)
-        if self.facts.role == "draft":
-            return self._inherit(phase, table, who)
-        return None, *self._auto(table, who)
+            yield from self._bind(request, table, who)
+        elif phase == "verify":
+            yield from self._verify_follows(table, who)
+        elif self.facts.role == "draft":
+            yield from self._inherit(phase, table, who)
+        else:
+            yield from self._auto(table, who)
 
     def _own(self, phase: Phase) -> Request | None:
         """The request that binds a phase; sub-settings of the sparse kernel ask for their parent on a sparse model."""
@@ -116,60 +145,80 @@ class PhaseWork:
             return Request(SPARSE_KEY, sub[0].source, sub[0].setting) if sub else None
         return request
 
-    def _bind(self, request: Request, table: Table, who: str) -> tuple[Table, Choice]:
-        """Bind what was asked for; a refusal names what the launch asks for beside it."""
+    def _bind(self, request: Request, table: Table, who: str) -> Iterator[Option]:
+        """What was asked for, by each of its rows that serve; a refusal names what the launch asks for beside it."""
         try:
             if self._is_per_layer():
-                return choose_per_layer(
-                    self.facts, table, lambda at, fits: bind_key(self.facts, at, request.value, who, request.source)
+                yield Option(
+                    request,
+                    *choose_per_layer(
+                        self.facts, table, lambda at: self._rows(at, request.value, who, request.source), self._fits()
+                    ),
                 )
-            return table, bind_key(self.facts, table, request.value, who, request.source)
+                return
+            options = self._rows(table, request.value, who, request.source)
         except Refused as refusal:
             halves = {half: self.facts.launch.half(half) for half in ("prefill", "decode")}
             beside = [f"{half} asks for {at.value}" for half, at in halves.items() if at is not None and at != request]
             raise refusal.beside(beside) from refusal.__cause__
+        yield from (Option(request, table, choice) for choice in options)
 
-    def _verify_follows(self, table: Table, who: str) -> Choice:
+    def _rows(self, table: Table, key: str, who: str, source: str) -> Iterator[Choice]:
+        """The choices a key comes to: one kernel, by each of its rows that serve."""
+        choice = bind_key(self.facts, table, key, who, source)
+        return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+
+    def _verify_follows(self, table: Table, who: str) -> Iterator[Option]:
         """An explicit mode binds to its half; unset is prefill, and decode where prefill's rows refuse verify."""
         mode = self.facts.launch.speculative_attention_mode
         if mode is not None:
             half: Half = "decode" if mode == "decode" else "prefill"
-            return self._by_half(half, table, f"{who} (--speculative-attention-mode {mode})", f"mode {mode}")
+            who = f"{who} (--speculative-attention-mode {mode})"
+            yield from (Option(None, table, choice) for choice in self._by_half(half, table, who, f"mode {mode}"))
+            return
         try:
-            return self._by_half("prefill", table, f"{who} (default)", "default")
+            choices = self._by_half("prefill", table, f"{who} (default)", "default")
         except Refused as refusal:
             try:
-                return self._by_half("decode", table, f"{who} (default)", "default -> decode")
+                choices = self._by_half("decode", table, f"{who} (default)", "default -> decode")
             except Refused as second:
                 raise second.beside([f"the prefill half: {refusal.needed}, got {refusal.found}"]) from refusal
+        yield from (Option(None, table, choice) for choice in choices)
 
-    def _by_half(self, half: Half, table: Table, who: str, source: str) -> Choice:
+    def _by_half(self, half: Half, table: Table, who: str, source: str) -> Iterator[Choice]:
         """The kernels one half runs, layers by layers, asked to serve this phase too; never another behind its key."""
         chosen = self.chosen[half][1]
-        parts: list[Part] = []
+        found: list[list[tuple[Part, ...]]] = []
         for part in chosen.parts:
             asked = (part.asked,)
             of_part = table if asked == table.asked else self._table(table.phase, asked, ask(self.facts, SLOT, asked))
-            found = of_part.parts(part.row.name)
-            if not found:
+            ways = list(of_part.all_parts(part.row.name))
+            if not ways:
                 raise refused_key(self.facts.host, of_part, part.row.name, who, (of_part.verdicts[part.row.name],))
-            parts += found
-        return Choice(chosen.kernel, tuple(parts), source, (), ())
+            found.append(ways)
+        joined = (tuple(part for way in ways for part in way) for ways in itertools.product(*found))
+        return (Choice(chosen.kernel, parts, source, (), ()) for parts in joined)
 
-    def _inherit(self, phase: Phase, table: Table, who: str) -> tuple[Request | None, Table, Choice]:
+    def _inherit(self, phase: Phase, table: Table, who: str) -> Iterator[Option]:
         """An unset draft prefers what its target's half asked for or resolved to."""
         half = self._inherited_half(phase)
         request = self.facts.launch.half(half)
         key = request.value if request is not None else self._target_kernel(half)
         if key is None:
-            return None, *self._auto(table, who)
+            yield from self._auto(table, who)
+            return
+        why = "its cache is not that of the draft's other phases"
         try:
-            return request, table, bind_key(self.facts, table, key, f"{who} (inherited)", "inherited")
+            choices = self._rows(table, key, f"{who} (inherited)", "inherited")
+            yield from (Option(request, table, choice) for choice in choices)
         except (Refused, NotInstalled) as refusal:
-            table, choice = self._auto(table, who)
-            text = f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {refusal.needed}"
-            warning = Warn("inherited", f"{text}, got {refusal.found}")
-            return request, table, choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
+            why = f"needs {refusal.needed}, got {refusal.found}"
+        for _, of, choice in self._auto(table, who):
+            warning = Warn(
+                "inherited", f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {why}"
+            )
+            own = choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
+            yield Option(request, of, own)
 
     def _target_kernel(self, half: Half) -> str | None:
         if self.facts.target is None:
@@ -184,27 +233,22 @@ class PhaseWork:
         follows_decode = phase == "draft_extend" and self.facts.launch.speculative_attention_mode == "decode"
         return "decode" if follows_decode else "prefill"
 
-    def _auto(self, table: Table, who: str) -> tuple[Table, Choice]:
+    def _auto(self, table: Table, who: str) -> Iterator[Option]:
         """The family's wish, the hybrid list, or the best by rank; layer by layer where the policy says so."""
         who = f"{who} (auto)"
         uniform = self.facts.launch.policy.layers == "uniform"
         if self._is_per_layer() or (not uniform and not table.has_accepted() and self._unlike() > 1):
-            return choose_per_layer(self.facts, table, lambda at, fits: self._pick(at, who, fits), self._fits())
-        return table, self._pick(table, who, self._fits())
+            yield Option(None, *choose_per_layer(self.facts, table, lambda at: self._pick(at, who), self._fits()))
+        else:
+            yield from (Option(None, table, choice) for choice in self._pick(table, who))
 
-    def _pick(self, table: Table, who: str, fits: Fits | None) -> Choice:
+    def _pick(self, table: Table, who: str) -> Iterator[Choice]:
         rule = self.facts.rule(table.asked[0].component)
-        if rule.kernels:
-            choice = in_order(self.facts, table, rule.kernels, who, "family", fits)
-            if choice is not None:
-                return choice
+        yield from in_order(self.facts, table, rule.kernels, who, "family")
         hybrid = self.facts.host.catalogue.aliases.get((SLOT, HYBRID_KEY))
         if hybrid is not None and self.facts.model.is_hybrid:
-            choice = in_order(self.facts, table, hybrid.alias.for_phase(table.phase), who, "auto", fits)
-            if choice is not None:
-                return choice
-        avoided = [kernel for phase, kernel in self.avoided if phase == table.phase]
-        return rank(self.facts, table, who, fits, avoided)
+            yield from in_order(self.facts, table, hybrid.alias.for_phase(table.phase), who, "auto")
+        yield from ranked(self.facts, table, who)
 
     def _fits(self) -> Fits | None:
         """Whether parts can share a cache with everything chosen so far; None while nothing is."""

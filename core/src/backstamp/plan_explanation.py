@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from backstamp.choosing import choose_phases
 from backstamp.compiled import HostCatalogue
 from backstamp.declarations import PHASES, Phase, Role
 from backstamp.engine import EngineFacts
@@ -20,7 +21,7 @@ from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import PhaseWork
 from backstamp.plan import Plan, Verdict
-from backstamp.resolution import choose_phases, resolve_on
+from backstamp.resolution import resolve_on
 from backstamp.selection import Table
 
 __all__ = ["PhaseStory", "explain_plan"]

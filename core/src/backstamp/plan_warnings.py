@@ -38,7 +38,7 @@ _STEPPED: Final[tuple[Phase, ...]] = ("verify", "draft_decode")
 
 def warnings_of(work: PhaseWork) -> tuple[Warn, ...]:
     """Every warning of a plan, each once."""
-    found = [*work.facts.warnings, *work.warnings]
+    found = [*work.facts.warnings, *(warning for phase in work.warned.values() for warning in phase)]
     found += _about_plugins(work)
     found += _about_requests(work.facts)
     found += _about_rows(work)

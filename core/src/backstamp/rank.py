@@ -8,7 +8,7 @@ refused when asked for is never picked here. Approximate, interpreted and contes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from backstamp.declarations import GRAPH_LEVELS
 from backstamp.facts import Facts
@@ -19,74 +19,85 @@ from backstamp.plan import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
 from backstamp.selection import Choice, Part, Table
 
-__all__ = ["Fits", "in_order", "pickable", "rank"]
+__all__ = ["Fits", "first_fit", "in_order", "pickable", "rank", "ranked"]
 
 #: Whether rows can join what is already chosen: one page size, one layout.
 Fits = Callable[[tuple[Part, ...]], bool]
 
 
-def rank(facts: Facts, table: Table, who: str, fits: Fits | None = None, avoided: Sequence[str] = ()) -> Choice:
-    """Choose by rank: this host's measurements first where there are any, then priority, ties by name.
+def rank(facts: Facts, table: Table, who: str, fits: Fits | None = None) -> Choice:
+    """The first choice by rank that fits.
+
+    Raises:
+        NoKernel: nothing accepts, or nothing that accepts fits, with every reason.
+    """
+    choice = first_fit(ranked(facts, table, who), fits)
+    if choice is None:
+        raise no_kernel(facts, table, who)
+    return choice
+
+
+def ranked(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
+    """Every choice by rank: this host's measurements first where there are any, then priority, ties by name.
 
     Distributions outside a given allow list rank below all inside; the plan says so where one would have won.
-    `avoided` kernels are passed over.
 
     Raises:
         NoKernel: nothing accepts, with every reason.
     """
-    measurements = facts.measurements
-    outside: list[str] = []
-    for kernel in _ranked(facts, table):
-        parts = table.parts(kernel, pickable(facts, table))
-        if kernel in avoided or len(parts) != len(table.asked) or (fits is not None and not fits(parts)):
-            continue
-        name, distribution = parts[0].row.offer.kernel, parts[0].row.plugin.distribution
-        timed = measurements is not None and measurements.time_of(table.slot, table.phase, name) is not None
-        policy = facts.launch.policy
-        if policy.allow and distribution in policy.allow:
-            outside = [item for item in _by_merit(facts, table) if _distribution(table, item) not in policy.deny]
-        return Choice(
-            name, parts, "auto (measured)" if timed else "auto", _outranked(facts, table, outside, kernel), ()
-        )
-    raise no_kernel(facts, table, who)
+    mask, empty = pickable(facts, table), True
+    for kernel in dict.fromkeys(_ranked(facts, table)):
+        for parts in table.all_parts(kernel, mask):
+            empty = False
+            yield Choice(
+                parts[0].row.offer.kernel, parts, _source(facts, table, parts), _outranked(facts, table, parts), ()
+            )
+    if empty:
+        raise no_kernel(facts, table, who)
 
 
-def in_order(
-    facts: Facts, table: Table, kernels: Sequence[str], who: str, source: str, fits: Fits | None
-) -> Choice | None:
-    """The first kernel of a list that serves and may be picked; None where none does.
+def _source(facts: Facts, table: Table, parts: tuple[Part, ...]) -> str:
+    if facts.measurements is None:
+        return "auto"
+    time = facts.measurements.time_of(table.slot, table.phase, parts[0].row.offer.kernel)
+    return "auto (measured)" if time is not None else "auto"
+
+
+def in_order(facts: Facts, table: Table, kernels: Sequence[str], who: str, source: str) -> Iterator[Choice]:
+    """What serves of a list of kernels and may be picked, in its order.
 
     Raises:
         Refused: the first whose machine and model fit is not installed: that is the answer, as for a key.
     """
     policy = facts.launch.policy
+    mask = pickable(facts, table)
     passed: list[Verdict] = []
-    for kernel in sorted(
-        kernels, key=lambda name: bool(policy.allow) and _distribution(table, name) not in policy.allow
-    ):
+    for kernel in sorted(kernels, key=lambda name: _is_outside(facts, table, name)):
         name = side_of(facts, table.slot, kernel)
         verdict = table.verdicts.get(name)
         if verdict is None:
-            passed.append(
-                Verdict(kernel, False, "not_installed", "plugin", f"a plugin that has {kernel}", "none installed")
-            )
-            continue
-        if not verdict.accepted:
+            needed = f"a plugin that has {kernel}"
+            passed.append(Verdict(kernel, False, "not_installed", "plugin", needed, "none installed"))
+        elif not verdict.accepted:
             passed.append(verdict)
             if verdict.code in INSTALLATION:
                 raise refused_key(facts.host, table, kernel, who, tuple(passed))
-            continue
-        parts = table.parts(name, pickable(facts, table))
-        if len(parts) != len(table.asked) or (fits is not None and not fits(parts)):
-            continue
-        if parts[0].row.plugin.distribution in policy.deny:
-            continue
-        lost = [item.kernel for item in passed if item.code == "not_installed"]
-        warnings = [
-            Warn("lost", f"{who}: {kernel} binds; passed over {item}, no installed plugin has it") for item in lost
-        ]
-        return Choice(parts[0].row.offer.kernel, parts, source, tuple(warnings), tuple(passed))
-    return None
+        elif _distribution(table, name) not in policy.deny:
+            lost = [item.kernel for item in passed if item.code == "not_installed"]
+            text = f"{who}: {kernel} binds; passed over {', '.join(lost)}, no installed plugin has it"
+            warnings = (Warn("lost", text),) if lost else ()
+            for parts in table.all_parts(name, mask):
+                yield Choice(parts[0].row.offer.kernel, parts, source, warnings, tuple(passed))
+
+
+def _is_outside(facts: Facts, table: Table, name: str) -> bool:
+    allow = facts.launch.policy.allow
+    return bool(allow) and _distribution(table, name) not in allow
+
+
+def first_fit(choices: Iterator[Choice], fits: Fits | None) -> Choice | None:
+    """The first choice that fits, None where none does."""
+    return next((choice for choice in choices if fits is None or fits(choice.parts)), None)
 
 
 def pickable(facts: Facts, table: Table) -> int:
@@ -104,7 +115,7 @@ def _ranked(facts: Facts, table: Table) -> Iterable[str]:
     if not policy.allow and not policy.deny:
         return _by_merit(facts, table)
     names = [name for name in _by_merit(facts, table) if _distribution(table, name) not in policy.deny]
-    return sorted(names, key=lambda name: bool(policy.allow) and _distribution(table, name) not in policy.allow)
+    return sorted(names, key=lambda name: _is_outside(facts, table, name))
 
 
 def _by_merit(facts: Facts, table: Table) -> Iterable[str]:
@@ -122,15 +133,18 @@ def _by_merit(facts: Facts, table: Table) -> Iterable[str]:
     return sorted(table.by_rank(pickable(facts, table)), key=order)
 
 
-def _outranked(facts: Facts, table: Table, by_merit: Sequence[str], chosen: str) -> tuple[Warn, ...]:
-    """Say which kernels outside the allow list would have come first."""
-    ahead = list(dict.fromkeys(by_merit))
-    ahead = ahead[: ahead.index(chosen)] if chosen in ahead else []
-    allow = facts.launch.policy.allow
-    would = [f"{name} ({_distribution(table, name)})" for name in ahead if _distribution(table, name) not in allow]
+def _outranked(facts: Facts, table: Table, parts: tuple[Part, ...]) -> tuple[Warn, ...]:
+    """Say which kernels outside the allow list would have come before the one chosen."""
+    policy, chosen = facts.launch.policy, parts[0].row
+    if not policy.allow or chosen.plugin.distribution not in policy.allow:
+        return ()
+    ahead = list(dict.fromkeys(_by_merit(facts, table)))
+    ahead = ahead[: ahead.index(chosen.name)]
+    would = [name for name in ahead if _distribution(table, name) not in policy.allow | policy.deny]
     if not would:
         return ()
-    return (Warn("outside", f"{table.phase}: {', '.join(would)} would have won; outside the allow list"),)
+    named = ", ".join(f"{name} ({_distribution(table, name)})" for name in would)
+    return (Warn("outside", f"{table.phase}: {named} would have won; outside the allow list"),)
 
 
 def _distribution(table: Table, name: str) -> str:

@@ -9,13 +9,13 @@ imports no backend, and raises instead of logging. A runner holds its plan: noth
 from __future__ import annotations
 
 from backstamp.catalogue import Catalogue
+from backstamp.choosing import choose_phases
 from backstamp.compiled import HostCatalogue, compile_for
-from backstamp.component_choice import check_components
-from backstamp.declarations import PHASES, Phase, Role
+from backstamp.declarations import PHASES, Role
 from backstamp.draft_needs import check_draft, check_shared_cache
 from backstamp.engine import EngineFacts
-from backstamp.errors import ConflictingRequest, NoKernel, StrictViolation
-from backstamp.facts import Facts, gather
+from backstamp.errors import ConflictingRequest, StrictViolation
+from backstamp.facts import gather
 from backstamp.feature_gates import gate_features
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
@@ -28,7 +28,7 @@ from backstamp.plan import PhasePlan, Plan
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
 from backstamp.settle import conversions_of, graph_level, layout_of, page_size_of
 
-__all__ = ["NOT_RUN", "choose_phases", "resolve", "resolve_on"]
+__all__ = ["NOT_RUN", "resolve", "resolve_on"]
 
 NOT_RUN = "not run"
 _NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
@@ -98,31 +98,6 @@ def resolve_on(
     )
     _check_strict(facts.launch, plan)
     return plan
-
-
-def choose_phases(facts: Facts) -> PhaseWork:
-    """Decide every phase. Where a phase finds nothing that can share the cache with what `auto` took before it, that
-    kernel is passed over and all is chosen again; if nothing else serves either, the first reason is told.
-
-    Raises:
-        BackstampError: as `resolve`.
-    """
-    avoided: frozenset[tuple[Phase, str]] = frozenset()
-    first: NoKernel | None = None
-    while True:
-        work = PhaseWork(facts, avoided)
-        check_components(facts, [item.component for item in (*work.main, *work.others)])
-        try:
-            for phase in work.order():
-                work.decide(phase)
-        except NoKernel as error:
-            first = first or error
-            taken = [(at, choice.kernel) for at, (_, choice) in work.chosen.items() if choice.source.startswith("auto")]
-            if not taken:
-                raise first from None
-            avoided |= {taken[0]}
-        else:
-            return work
 
 
 def _check_sub_settings(work: PhaseWork) -> None:

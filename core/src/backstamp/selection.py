@@ -10,6 +10,7 @@ is tried. Nothing here falls back in silence: what is passed over becomes a warn
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -73,9 +74,17 @@ class Table(NamedTuple):
         return joined
 
     def parts(self, kernel: str, among: int = -1) -> tuple[Part, ...]:
-        """The accepting row of a kernel for each question, among the rows of a mask."""
+        """The best accepting row of a kernel for each question, among the rows of a mask."""
         rows = [(asked, answer.row_of(kernel, among)) for asked, answer in zip(self.asked, self.answers, strict=True)]
         return tuple([Part(asked, row) for asked, row in rows if row is not None])
+
+    def all_parts(self, kernel: str, among: int = -1) -> Iterator[tuple[Part, ...]]:
+        """Every way a kernel's accepting rows serve the questions, best first."""
+        rows = [
+            [Part(asked, row) for row in answer.rows_of(kernel, among)]
+            for asked, answer in zip(self.asked, self.answers, strict=True)
+        ]
+        return itertools.product(*rows)
 
 
 class Choice(NamedTuple):
