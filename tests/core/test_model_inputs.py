@@ -166,6 +166,27 @@ def test_an_unknown_layer_type_is_named_beside_those_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "fields", "found"),
+    [
+        ("nemotron_h", {"layers_block_type": []}, "none in 0 layers"),
+        ("nemotron_h", {"layers_block_type": ["mlp"] * 3}, "none in 3 layers"),
+        (
+            "mllama",
+            {"text_config": {**config("mllama")["text_config"], "cross_attention_layers": list(range(40))}},
+            "40",
+        ),
+    ],
+    ids=["empty-list", "mlps-alone", "cross-attention-alone"],
+)
+def test_a_model_without_a_mixer_of_its_own_is_refused(name: str, fields: dict[str, object], found: str) -> None:
+    """There would be nothing to resolve, and no main component to lead."""
+    with pytest.raises(BadModel) as caught:
+        model_from_config(broken(name, fields))
+    assert "mixer of the main model" in caught.value.needed
+    assert found in caught.value.found
+
+
+@pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"model_type": "bloom"}, "alibi"),
@@ -174,8 +195,9 @@ def test_an_unknown_layer_type_is_named_beside_those_known() -> None:
         ({"model_type": "openai_privacy_filter"}, "both sides"),
         ({"block_configs": [{}]}, "block_configs"),
         ({"model_type": "mimo_v2_flash"}, "head counts of their own"),
+        ({"sparse_attention_config": {"sparse_block_size": 128}}, "blocks an indexer picks"),
     ],
-    ids=["bloom", "falcon-alibi", "encoder-decoder", "privacy-filter", "nemotron-nas", "mimo"],
+    ids=["bloom", "falcon-alibi", "encoder-decoder", "privacy-filter", "nemotron-nas", "mimo", "minimax-m3"],
 )
 def test_a_model_these_facts_cannot_say_is_refused(fields: dict[str, object], said: str) -> None:
     """Rounding to plain attention would be wrong and silent."""

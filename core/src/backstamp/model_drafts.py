@@ -51,7 +51,7 @@ def draft_layer_count(fields: Fields, architecture: str) -> int | None:
     if not _NEXT_TOKEN.search(architecture):
         return None
     names = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
-    return fields.whole(*names) if fields.has(*names) else None
+    return fields.count(*names) if fields.has(*names) else None
 
 
 def block_causality(outer: Fields) -> tuple[bool, bool]:

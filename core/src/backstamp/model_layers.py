@@ -36,6 +36,8 @@ _UNREADABLE: Final[Mapping[str, str]] = {
     "mpt": "alibi slopes",
     "mimo_v2_flash": "sliding layers with head counts of their own",
     "hy_v4": "sinks on sparse layers",
+    "hy_v4_vl_text": "sinks on sparse layers",
+    "t5gemma2_text": "a window on both sides of a token",
     "flint": "layers with sinks and a router of their own",
     "openai_privacy_filter": "sinks and a window on both sides of a token",
 }
@@ -68,12 +70,17 @@ def read_model(config: Mapping[str, object], who: str, dtype: str | None = None)
         reader = _Reader(fields, kind, canonical, _causality(outer, fields, kind, draft))
         words = layer_words(fields, draft_layer_count(fields, architecture))
         layers = tuple(reader.mixers(at, word) for at, word in enumerate(words))
+    groups = group_layers(layers)
+    if not groups or groups[0].component != "main":
+        raise BadModel(
+            fields.who, needed="a layer with a mixer of the main model", found=f"none in {len(layers)} layers"
+        )
     return ModelFacts(
         name=name,
         architecture=architecture,
         dtype=canonical,
         layers=layers,
-        groups=group_layers(layers) + towers.groups,
+        groups=groups + towers.groups,
         max_position=fields.whole(*_POSITIONS, default=0),
         draft=_settled(draft, layers),
         kv_cache_dtype=kv_cache_dtype(outer),
@@ -88,6 +95,8 @@ def _refuse_unreadable(outer: Fields, fields: Fields, kind: str) -> None:
         said = "alibi slopes"
     if said is None and fields.has("block_configs"):
         said = "layers with head counts of their own (block_configs)"
+    if said is None and fields.has("sparse_attention_config") and not fields.has("layer_types"):
+        said = "layers that attend to blocks an indexer picks (sparse_attention_config)"
     if said is None and kind != WHISPER and (outer.flag("is_encoder_decoder") or fields.flag("is_encoder_decoder")):
         said = "an encoder and cross-attention, of a kind not known here"
     if said is not None:

@@ -102,9 +102,9 @@ def _tower(holder: Fields, name: str, component: str) -> LayerGroup:
         raise part.bad("model_type", "a tower of plain attention", f"{kind}: {reason}")
     part = part.under(NESTED_TOWER.get(kind, {}))
     heads = part.whole(*_HEADS)
-    layers = part.count("depth", "encoder_layers", "num_hidden_layers") + part.whole(
-        "num_global_layers", default=0, least=0
-    )
+    # Llama 3.2 Vision's global layers come after the others and attend like them
+    more = part.count("num_global_layers") if part.has("num_global_layers") else 0
+    layers = part.count("depth", "encoder_layers", "num_hidden_layers") + more
     kv_heads = part.whole("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise part.bad("num_key_value_heads", f"a divisor of the {heads} query heads", str(kv_heads))
