@@ -152,6 +152,11 @@ def test_a_draft_cut_from_its_target_has_the_next_token_layers_alone(
     assert [(facts.family, facts.window_left, facts.compress_rate) for facts in layer] == [(family, window, 0)]
 
 
+def test_minimax_counts_its_next_token_layers_as_modules() -> None:
+    """`num_mtp_modules` of M2: three layers, not the target's sixty-two."""
+    assert len(draft("minimax_m2", architectures=["MiniMaxM2MTP"]).layers) == 3
+
+
 def test_nemotron_lists_the_layers_of_its_draft() -> None:
     """`mtp_layers_block_type`: attention, then an MLP, for each next-token layer."""
     fields = {"mtp_layers_block_type": ["full_attention", "moe"], "num_nextn_predict_layers": 2}

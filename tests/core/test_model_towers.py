@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backstamp.errors import BadModel
 from backstamp.model import LayerGroup, ModelFacts, model_from_config
 from tests.models import config
 
@@ -49,6 +50,44 @@ def test_a_nested_config_leaves_out_what_its_class_has() -> None:
     assert "num_attention_heads" not in config("pixtral")["vision_config"]
     assert only(model_from_config(config("pixtral")), "vision") == only(model_from_config(config("mistral3")), "vision")
     assert "num_attention_heads" not in config("llava")["text_config"]
+
+
+def nested(**text: object) -> ModelFacts:
+    """A composite whose language model is saved as its difference from its class."""
+    return model_from_config({"model_type": "llava", "text_config": text})
+
+
+def test_a_nested_gemma2_keeps_the_softcap_its_class_has() -> None:
+    """PaliGemma 2 writes its width and little else: heads of 2304 / 8 without a softcap would answer wrongly."""
+    groups = nested(model_type="gemma2", num_hidden_layers=26).groups
+    assert [(group.facts.softcap, group.facts.head_dim, group.facts.window_left) for group in groups] == [
+        (50.0, 256, 4095),
+        (50.0, 256, -1),
+    ]
+    (uncapped, _) = nested(model_type="gemma2", attn_logit_softcapping=None).groups
+    assert uncapped.facts.softcap == 0.0
+
+
+def test_a_nested_qwen_has_the_head_dim_and_the_switch_of_its_class() -> None:
+    """Qwen3 4B is 2560 wide with heads of 128; its window is switched off by a field its class drops."""
+    fields = {"hidden_size": 2560, "num_hidden_layers": 36, "num_key_value_heads": 8, "sliding_window": 4096}
+    (group,) = nested(model_type="qwen3", **fields).groups
+    assert (group.facts.head_dim, group.facts.window_left, len(group.layers)) == (128, -1, 36)
+
+
+def test_a_field_that_is_null_is_not_left_out() -> None:
+    """Mistral's class has a window, and LLaVA's Mistral says that it has none."""
+    (group,) = nested(model_type="mistral", sliding_window=None).groups
+    assert (group.facts.window_left, group.facts.num_kv_heads) == (-1, 8)
+    (sliding,) = nested(model_type="mistral").groups
+    assert sliding.facts.window_left == 4095
+
+
+def test_a_config_that_stands_alone_leaves_nothing_out() -> None:
+    """The same Gemma 2 as a whole model is a config somebody broke."""
+    with pytest.raises(BadModel) as caught:
+        model_from_config({"model_type": "gemma2", "num_hidden_layers": 26})
+    assert caught.value.who.endswith("field num_attention_heads")
 
 
 @pytest.mark.parametrize("named", ["vit_config", "vision_tower_config"])

@@ -50,7 +50,7 @@ def draft_layer_count(fields: Fields, architecture: str) -> int | None:
     """How many next-token layers a draft cut from its target's config has; None for a config that is its own."""
     if not _NEXT_TOKEN.search(architecture):
         return None
-    names = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
     return fields.count(*names) if fields.has(*names) else None
 
 
