@@ -80,12 +80,12 @@ EXPECTED: dict[str, list[tuple[int, Facts]]] = {
     # Gemma 2 2B caps its logits, Gemma 3 4B does not
     "softcap": [(13, mha((8, 4), 256, window_left=4095, softcap=50.0)), (13, mha((8, 4), 256, softcap=50.0))],
     "gemma3": [(29, mha((8, 4), 256, window_left=1023)), (5, mha((8, 4), 256)), (27, tower("vision", 16, 72))],
-    # Gemma 3n E4B, Gemma 4 E2B without its towers, Gemma 4 E4B
+    # Gemma 3n E4B, Gemma 4 E4B without its towers, Gemma 4 E2B
     "gemma3n": [(28, mha((8, 2), 256, window_left=511)), (7, mha((8, 2), 256))],
-    "gemma4": [(28, mha((8, 1), 256, window_left=511)), (7, mha((8, 1), 512))],
+    "gemma4": [(35, mha((8, 2), 256, window_left=511)), (7, mha((8, 2), 512))],
     "gemma4_multimodal": [
-        (35, mha((8, 2), 256, window_left=511)),
-        (7, mha((8, 2), 512)),
+        (28, mha((8, 1), 256, window_left=511)),
+        (7, mha((8, 1), 512)),
         (16, tower("vision", 12, 64)),
     ],
     # Mistral 7B v0.1, Mixtral 8x7B, Mistral Small 3.1, Pixtral 12B
