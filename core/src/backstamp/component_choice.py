@@ -38,6 +38,13 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
         ConflictingRequest: the component and those that are there are named.
     """
     for name, request in facts.launch.components.items():
+        if components and name == components[0]:
+            raise ConflictingRequest(
+                f"{request.setting}={request.value}",
+                needed="a component beside the main one",
+                found=f"{name}, which the launch's own flags speak about",
+                fix=f"Use --attention-backend {request.value}, or one of its split flags",
+            )
         if name not in components:
             raise ConflictingRequest(
                 f"{request.setting}={request.value}",

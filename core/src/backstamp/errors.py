@@ -73,7 +73,7 @@ class BackstampError(Exception):
         if self.considered:
             parts.append(f"Also considered: {self.considered}.")
         if self.fix:
-            parts.append(self.fix if self.fix.endswith(".") else f"{self.fix}.")
+            parts.append(self.fix if self.fix.endswith((".", "?")) else f"{self.fix}.")
         return " ".join(parts)
 
     def beside(self, facts: Sequence[str]) -> Self:

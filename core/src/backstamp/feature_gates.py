@@ -33,7 +33,10 @@ def gate_features(facts: Facts) -> tuple[FeaturePlan, ...]:
             match = near(name, list(declared))
             fix = f"Did you mean {match!r}?" if match is not None else "Leave it out"
             raise BadInput(
-                f"--feature {name}", needed=f"one of {', '.join(declared) or 'none'}", found=repr(name), fix=fix
+                f"--feature {name}",
+                needed=f"one of {', '.join(declared) or 'those a plugin declares; none does'}",
+                found=repr(name),
+                fix=fix,
             )
     host = facts.host.host
     plans: list[FeaturePlan] = []

@@ -39,14 +39,19 @@ _FNUZ_ARCHS: Final = frozenset({"gfx940", "gfx941", "gfx942"})
 
 
 def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: Catalogue) -> str:
-    """The canonical cache dtype; "auto" is the model's own.
+    """The canonical cache dtype; "auto" is the one its checkpoint was quantised for, else the model's own.
 
     Raises:
         BadInput: no kernel and no convention knows the name; the accepted names are listed.
     """
-    name = launch.kv_cache_dtype
+    name, who = launch.kv_cache_dtype, "--kv-cache-dtype"
     if name == "auto":
-        return model.dtype
+        if model.kv_cache_dtype is None:
+            return model.dtype
+        name, who = model.kv_cache_dtype, f"--kv-cache-dtype auto, as the checkpoint of {model.name} says"
+        if name == "e4m3fn":
+            # a checkpoint says how many bits of each, the host which of the two forms
+            name = "fp8_e4m3"
     if name in ("fp8_e4m3", "fp8") and host.arch in _FNUZ_ARCHS:
         return "e4m3fnuz"
     if name in _KV_NAMES:
@@ -56,4 +61,4 @@ def kv_dtype_of(launch: Launch, model: ModelFacts, host: HostFacts, catalogue: C
     if name in declared | mapped:
         return name
     known = ", ".join(sorted({"auto", *_KV_NAMES, *declared, *mapped}))
-    raise BadInput("--kv-cache-dtype", needed=f"one of {known}", found=repr(name))
+    raise BadInput(who, needed=f"one of {known}", found=repr(name))

@@ -96,6 +96,11 @@ def _about_rows(work: PhaseWork) -> Iterator[Warn]:
 
 
 def _about_host(facts: Facts) -> Iterator[Warn]:
+    served = facts.engine.components
+    for part in facts.model.unread:
+        if served is None or part.component in served:
+            text = f"{part.component}: these facts cannot describe it ({part.reason}); it is left to the engine"
+            yield Warn("unread", plain(text))
     for probe in facts.host.host.probes:
         if probe.name == "device order" and not probe.ok:
             yield Warn("device_order", plain(probe.reason))

@@ -144,6 +144,8 @@ def _layer_features(facts: LayerFacts) -> frozenset[str]:
     features = []
     if facts.window_left >= 0:
         features.append("window")
+    if facts.chunk_tokens:
+        features.append("chunked")
     if facts.softcap > 0:
         features.append("softcap")
     if facts.sinks is not None:
