@@ -134,7 +134,7 @@ class Flags:
     def launch(self, role: Role | None = None) -> Launch:
         """The launch these flags ask for; a draft model switches speculation on."""
         asked = {name: getattr(self, name) for name in _PLAIN}
-        asked["component_backends"] = _pairs("--component-backend", self.component_backend) or None
+        asked["component_backends"] = _pairs("--component-backend", self.component_backend, "NAME=KEY") or None
         asked["features"] = _switches(self.feature) or None
         if self.draft_model is not None and asked["speculative_algorithm"] is None:
             asked["speculative_algorithm"] = "STANDALONE"
@@ -183,20 +183,20 @@ class Flags:
 _PLAIN = [item.name for item in dataclasses.fields(Requests) if item.name not in ("component_backends", "features")]
 
 
-def _pairs(flag: str, given: Sequence[str] | None) -> dict[str, str]:
+def _pairs(flag: str, given: Sequence[str] | None, form: str = "NAME=VALUE") -> dict[str, str]:
     """NAME=VALUE, repeated; the last of one name counts."""
     pairs: dict[str, str] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise BadInput(flag, needed="NAME=VALUE", found=repr(text))
+            raise BadInput(flag, needed=form, found=repr(text))
         pairs[name.strip()] = value.strip()
     return pairs
 
 
 def _switches(given: Sequence[str] | None) -> dict[str, bool]:
     switches: dict[str, bool] = {}
-    for name, value in _pairs("--feature", given).items():
+    for name, value in _pairs("--feature", given, "NAME=on|off").items():
         if value not in ("on", "off"):
             raise BadInput(f"--feature {name}", needed="on or off", found=repr(value))
         switches[name] = value == "on"
