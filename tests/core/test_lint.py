@@ -258,6 +258,10 @@ def test_a_row_behind_a_wider_one_of_its_kernel_is_told(narrower: dict[str, obje
         pytest.param({"priority": 60, "head_dims": (64,)}, id="narrower-and-first"),
         pytest.param({"family": "mla"}, id="another-family"),
         pytest.param({"forward_archs": "major"}, id="claims-more"),
+        pytest.param({"mask_format": "2d"}, id="another-mask"),
+        pytest.param({"kv_dtype_names": {"half_precision": "bf16"}}, id="knows-another-name"),
+        pytest.param({"kv_forms": frozenset({"paged", "ragged"})}, id="more-kv-forms"),
+        pytest.param({"state_layouts": ("v_first",)}, id="more-state-layouts"),
     ],
 )
 def test_a_later_row_that_serves_more_is_left_alone(wider: dict[str, object]) -> None:
@@ -279,6 +283,17 @@ def test_a_later_row_that_serves_more_is_left_alone(wider: dict[str, object]) ->
                      {"deterministic": True, "alignment_tokens": 64}, id="finer-alignment"),
         pytest.param({"phases": frozenset({"prefill"})}, {"phases": frozenset({"decode"})}, id="other-phases"),
         pytest.param({"runtimes": ("cuda>=13",)}, {}, id="older-runtimes"),
+        pytest.param(
+            {"device": "cpu", "archs": ("x86_64",), "cpu_features": frozenset({"amx_tile"})},
+            {"device": "cpu", "archs": ("x86_64",)}, id="fewer-cpu-features",
+        ),
+        pytest.param({"features": frozenset({"sinks"})},
+                     {"features": frozenset({"sinks"}), "sink_dtypes": frozenset({"same", "fp32"})}, id="more-sinks"),
+        pytest.param({"features": frozenset({"sinks"})},
+                     {"features": frozenset({"sinks"}), "sink_conversion": "lossless"}, id="converts-sinks"),
+        pytest.param({"phases": frozenset({"prefill"}), "prefix": False},
+                     {"phases": frozenset({"prefill"}), "prefix": True}, id="reads-a-prefix"),
+        pytest.param({"phase_inputs": {"decode": frozenset({"host_lens"})}}, {}, id="asks-for-less-in-decode"),
     ],
 )  # fmt: skip
 def test_a_later_row_that_asks_for_less_is_left_alone(first: dict[str, object], second: dict[str, object]) -> None:

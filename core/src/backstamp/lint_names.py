@@ -122,7 +122,6 @@ def _past(
         if (slot, name) in catalogue.rows and not rows:
             why = f"it serves none of {where}" if where else "by_phase has a list of its own for every phase"
             yield Said("fault", f"{name} is never reached: {why}", f"Drop {name} from that list")
-            continue
         before = [row for earlier in names[:at] for row in catalogue.rows.get((slot, earlier), ())]
         open_rows = [row for row in rows if hosts_of(row, hosts)]
         hidden = [
