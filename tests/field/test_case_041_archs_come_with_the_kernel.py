@@ -46,7 +46,7 @@ def test_with_nothing_else_the_old_plugin_is_the_reason_in_the_error() -> None:
     """Auto without a candidate names the plugin's archs and this one."""
     with pytest.raises(NoKernel) as caught:
         plan_on("gb10", plugin("1.0", OLD))
-    assert "mine: needs SM90 or SM100 (9.0, 10.0), got SM121 (12.1)" in caught.value.considered
+    assert "mine: needs SM90 (9.0), SM100 (10.0), got SM121 (12.1)" in caught.value.considered
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

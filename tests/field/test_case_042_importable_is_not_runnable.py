@@ -86,7 +86,7 @@ def test_the_fallback_says_why(host: HostFacts) -> None:
     for row in plan.running:
         assert row.kernel == "sdpa"
         (verdict,) = [item for item in row.verdicts if item.kernel == "fa2"]
-        assert (verdict.code, verdict.wanted) == ("arch", "SM80 or SM90a (8.0, 9.0a)")
+        assert (verdict.code, verdict.wanted) == ("arch", "SM80 (8.0), SM90a (9.0a)")
         assert host.arch in verdict.have
     with pytest.raises(Refused, match="SM90a"):
         plan_on(replace(host, libraries=LIBRARIES), plugin(), requests=Requests(attention_backend="fa2"))

@@ -39,7 +39,7 @@ def test_an_explicit_kernel_without_this_arch_is_refused_at_resolve_time(
     plugin = fake_plugin("p", [replace(FA, graph="any"), OTHER])
     with pytest.raises(Refused) as caught:
         plan_on("l40s", plugin, requests=asked, role=role, engine=EngineFacts(graph=graph))
-    assert caught.value.needed == "SM90 or SM100 (9.0, 10.0)"
+    assert caught.value.needed == "SM90 (9.0), SM100 (10.0)"
     assert "SM89 (8.9)" in caught.value.found
 
 

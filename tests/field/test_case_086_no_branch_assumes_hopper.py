@@ -6,7 +6,7 @@ import pytest
 
 from backstamp.declarations import Alias, Offer
 from backstamp.discovery import Found
-from backstamp.errors import NotInstalled, Refused
+from backstamp.errors import NoKernel, NotInstalled, Refused
 from backstamp.host import HostFacts
 from backstamp.launch import Requests
 from backstamp.testing.fakes import fake_plugin
@@ -70,7 +70,7 @@ def test_an_unknown_arch_gets_a_kernel_that_declares_it_or_an_error(
 ) -> None:
     """gpustack #4777: fa3 is never the default branch; a kernel that declares the arch is, where there is one."""
     asked = Requests(speculative_algorithm="EAGLE", **requests)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises((Refused, NoKernel)) as caught:
         plan_on(host, plugin(FA3, TRITON), requests=asked, model=HYBRID, role=role)
     assert "fa3" in {item.kernel for item in caught.value.verdicts}
     anywhere = kernel("triton", device="any", archs=("any",), **WIDE)
@@ -81,6 +81,6 @@ def test_an_unknown_arch_gets_a_kernel_that_declares_it_or_an_error(
 def test_without_the_kernel_for_this_host_the_alias_is_an_error_not_fa3() -> None:
     """SM89 with fa3 alone: refused with its arch, asked for or by auto."""
     for requests in (Requests(), Requests(attention_backend="hybrid_linear_attn")):
-        with pytest.raises((Refused, NotInstalled), match="triton") as caught:
+        with pytest.raises((Refused, NotInstalled, NoKernel)) as caught:
             plan_on("l40s", plugin(FA3), requests=requests, model=HYBRID)
         assert "SM90 (9.0)" in str(caught.value)

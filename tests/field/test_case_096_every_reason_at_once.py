@@ -22,15 +22,22 @@ B200 = {"archs": ("10.0",)}
 ENGINE = EngineFacts(
     name="a trainer", kv_forms=frozenset({"ragged"}), layouts=frozenset({"packed"}), prefix_cache=False
 )
-SERVES = {"head_dims": ((192, 128),), "layouts": ("packed",), "kv_forms": frozenset({"ragged", "paged"})}
+SERVES = {
+    "head_dims": ((192, 128),),
+    "layouts": ("packed",),
+    "kv_forms": frozenset({"ragged", "paged"}),
+    "features": frozenset({"window", "backward"}),
+}
+TRAINING = Requests(training=True)
 OFFERS = [
     kernel("fa3", archs=("9.0",), **SERVES),
-    kernel("fa2", **B200, layouts=("packed",), head_dims=(64, 128)),
+    kernel("fa2", **B200, **{**SERVES, "head_dims": (64, 128)}),
     kernel("cudnn", **B200, **{**SERVES, "layouts": ("rows",)}),
     kernel("half", **B200, **SERVES, dtypes=frozenset({"fp16"})),
-    kernel("latent", **B200, family="mla", head_dims=((576, 512),)),
+    kernel("latent", **B200, **{**SERVES, "family": "mla"}),
     kernel("amd", device="rocm", archs=("gfx942",), **SERVES),
     kernel("paged", **B200, **{**SERVES, "kv_forms": frozenset({"paged"})}),
+    kernel("inference", **B200, **{**SERVES, "features": frozenset({"window"})}),
 ]
 #: kernel → fact, wanted, actual.
 REASONS = {
@@ -41,6 +48,7 @@ REASONS = {
     "latent": ("family", "an MLA model", "mha"),
     "amd": ("device", "rocm", "cuda (10.0)"),
     "paged": ("kv_form", "paged KV", "ragged KV"),
+    "inference": ("feature", "a kernel that declares backward", "window"),
 }
 
 
@@ -51,21 +59,27 @@ def unequal() -> ModelFacts:
     return replace(model, layers=layers, groups=group_layers(layers))
 
 
-def refused(offers: Sequence[Offer] = tuple(OFFERS), role: str = "target") -> NoKernel:
+def refused(offers: Sequence[Offer] = tuple(OFFERS)) -> NoKernel:
     """The first error of a launch nothing serves."""
     with pytest.raises(NoKernel) as caught:
-        plan_on("b200", fake_plugin("p", offers), model=unequal(), engine=ENGINE, role=role)
+        plan_on("b200", fake_plugin("p", offers), requests=TRAINING, model=unequal(), engine=ENGINE)
     return caught.value
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_first_error_has_a_line_for_every_candidate(role: str) -> None:
+def test_the_first_error_has_a_line_for_every_candidate() -> None:
     """TransformerEngine #2285: fact, wanted and actual of each, without a second run."""
-    error = refused(role=role)
+    error = refused()
     lines = error.considered.split("; ")
     assert sorted(lines) == sorted(f"{name}: needs {wanted}, got {have}" for name, (_, wanted, have) in REASONS.items())
     for word in ("192/128", "bf16", "b200", "SM100 (10.0)"):
         assert word in error.message
+
+
+def test_a_candidate_that_fails_on_several_facts_says_all_of_them() -> None:
+    """TransformerEngine #2354: what is mended first must not only bring up the next reason."""
+    many = kernel("many", archs=("9.0",), **{**SERVES, "head_dims": (64,)}, dtypes=frozenset({"fp16"}))
+    for fact in ("SM90 (9.0), got SM100 (10.0)", "fp16, got bf16", "head dim 64, got 192/128"):
+        assert f"needs {fact}" in refused([many]).considered
 
 
 def test_there_is_a_form_for_machines() -> None:
@@ -93,7 +107,7 @@ def test_the_linear_slot_tells_every_reason_too() -> None:
         kernel("full", **B200, head_dims=(256,)),
     ]
     with pytest.raises(NoKernel) as caught:
-        plan_on("b200", fake_plugin("p", offers), requests=Requests(), model=model_of("hybrid"))
+        plan_on("b200", fake_plugin("p", offers), model=model_of("hybrid"))
     assert caught.value.considered == "fla: needs SM90 (9.0), got SM100 (10.0); half: needs fp16, got bf16"
 
 
@@ -103,7 +117,9 @@ def test_with_one_candidate_that_serves_there_is_no_error() -> None:
     decodes = kernel("decodes", **B200, **SERVES, phases=frozenset({"decode"}))
     engine = replace(ENGINE, kv_forms=frozenset({"ragged", "paged"}))
     others = [offer for offer in OFFERS if offer.kernel != "paged"]
-    plan = plan_on("b200", fake_plugin("p", [good, decodes, *others]), model=unequal(), engine=engine)
+    plan = plan_on(
+        "b200", fake_plugin("p", [good, decodes, *others]), requests=TRAINING, model=unequal(), engine=engine
+    )
     assert plan.phase("prefill").kernel == "good"
     refusals = {item.kernel: item.code for item in plan.phase("prefill").verdicts if not item.accepted}
     assert refusals == {**{name: code for name, (code, _, _) in REASONS.items() if name != "paged"}, "decodes": "phase"}

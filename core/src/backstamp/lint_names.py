@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from backstamp.catalogue import FIRST_PARTY, AliasRow, Catalogue
+from backstamp.catalogue import AliasRow, Catalogue
 from backstamp.declarations import PHASES, Alias, FamilyDefault, FeatureDefault, Phase, RetiredSetting, Slot
+from backstamp.first_party import FIRST_PARTY
 from backstamp.host import HostFacts
 from backstamp.hostfit import archs_fit
 from backstamp.launch import FLAGS

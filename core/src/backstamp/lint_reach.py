@@ -90,7 +90,9 @@ def ties(catalogue: Catalogue, hosts: Sequence[HostFacts]) -> Iterator[tuple[Row
     """Pairs of kernels `auto` can tell apart by name only, each once, under the one that loses."""
     fits = {key: [(row, hosts_of(row, hosts)) for row in rows] for key, rows in catalogue.rows.items()}
     for one, other in combinations(fits, 2):
-        pairs = product(fits[one], fits[other]) if one[0] == other[0] else ()
+        # two sides of one claimed name never rank: the name is a conflict, and told as one
+        claimed = catalogue.rows[one][0].offer.kernel == catalogue.rows[other][0].offer.kernel
+        pairs = product(fits[one], fits[other]) if one[0] == other[0] and not claimed else ()
         met = [(a, b, on & also) for (a, on), (b, also) in pairs if _tie(a.offer, b.offer, on & also)]
         if not met:
             continue
@@ -121,7 +123,7 @@ def _tie(a: Offer, b: Offer, hosts: frozenset[str]) -> bool:
 
 
 def _refusal(row: Row, host: HostFacts) -> Refusal | None:
-    return host_row(0, row, host, None, dict(host.runtimes)).refusal
+    return host_row(0, row.offer.kernel, row, host, None, dict(host.runtimes)).refusal
 
 
 def _spelling(arch: str, device: str) -> str:
