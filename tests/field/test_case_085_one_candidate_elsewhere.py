@@ -38,6 +38,15 @@ def test_the_runtime_is_told_where_the_arch_is_right() -> None:
     assert plan_on("b200", attention, ONLY, model=model_of("hybrid")).linear is not None
 
 
+def test_both_facts_are_told_where_both_are_wrong() -> None:
+    """Wanted and actual for each fact: another card and an older CUDA, in the first error."""
+    old = host_of("h100", runtimes=(("cuda", "12.8"),))
+    with pytest.raises(NoKernel) as caught:
+        plan_on(old, ATTENTION, ONLY, model=model_of("hybrid"))
+    for fact in ("needs SM100 (10.0), got SM90 (9.0)", "needs cuda>=13, got 12.8"):
+        assert fact in caught.value.considered
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_second_plugin_is_chosen_and_nothing_else_changed(model: str) -> None:
     """tokenspeed #502: installing it is enough, in each linear phase; on SM100 the first one stays."""
