@@ -62,7 +62,7 @@ def test_a_kernel_with_other_archs_for_prefill_is_allowed_for_decode_alone() -> 
         with pytest.raises(Refused) as caught:
             plan_on("rtx5090", LATENT, requests=Requests(**{flag: "m"}), model=model)
         # its decode archs are no answer to a prefill request
-        assert caught.value.needed == "SM100 (10.0), SM103 (10.3)"
+        assert caught.value.needed == "SM100 (10.0), SM103 (10.3) for prefill"
         assert "SM120 (12.0)" in caught.value.found
     assert kernels(plan_on("b200", LATENT, requests=Requests(attention_backend="m"), model=model))["prefill"] == "m"
 
