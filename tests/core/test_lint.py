@@ -144,6 +144,15 @@ def test_a_plain_kernel_has_no_flaw() -> None:
             {"plan": "device", "phase_inputs": {"decode": frozenset({"host_lens"})}},
             "fault", ("host_lens",), id="device-plan-host-lens-in-decode",
         ),
+        pytest.param(
+            {"features": frozenset({"sinks"}), "sink_dtypes": frozenset({"same", "bfloat16"})},
+            "fault", ("bfloat16",), id="sinks-in-a-dtype-nobody-has",
+        ),
+        pytest.param({"head_dims": ("any", 64)}, "fault", ("head_dims",), id="any-head-dim-among-others"),
+        pytest.param(
+            {"kv_dtypes": frozenset({"same", "fp8_e4m3"})}, "fault", ("'fp8_e4m3'", "'e4m3fn'"), id="operators-word"
+        ),
+        pytest.param({"kv_dtypes": frozenset({"auto"})}, "fault", ("'auto'",), id="auto-is-no-dtype"),
         pytest.param({"companions": ("lib-cubin",)}, "fault", ("never checked",), id="companions-of-nothing"),
     ],
 )  # fmt: skip
@@ -166,6 +175,7 @@ def test_a_row_that_contradicts_itself_is_told(changes: dict[str, object], level
         pytest.param({"phases": frozenset({"prefill"}), "prefix": False}, id="prefill-of-new-tokens"),
         pytest.param({"plan": "device", "phase_inputs": {"prefill": frozenset({"host_lens"})}}, id="lens-in-prefill"),
         pytest.param({"kv_dtype_names": {"half_precision": "bf16"}}, id="name-of-its-own-dtype"),
+        pytest.param({"kv_dtypes": frozenset({"e4m3fn", "e4m3fnuz", "e5m2", "bf16", "int4"})}, id="canonical-dtypes"),
         pytest.param({"family": "mla", "head_dims": ((576, 512),)}, id="latent-and-rotary"),
         pytest.param({"mask_format": "none", "features": frozenset({"non_causal"})}, id="encoders-only"),
         pytest.param(
@@ -407,6 +417,16 @@ def test_an_alias_over_unlike_hosts_is_left_alone() -> None:
     ]
     alias = Alias(key="hybrid_linear_attn", kernels=("fa3", "triton", "intel_amx", "aiter"))
     assert flaws_of(plugin(offers, [alias])) == []
+
+
+def test_an_alias_for_another_distributions_kernel_is_noted() -> None:
+    """Installing is not consenting: such a key binds only where it is named with its distribution."""
+    theirs = plugin([kernel("k")], name="theirs")
+    ours = plugin(aliases=[Alias(key="x", kernels=("k",))], name="ours")
+    flaw = the_one(flaws_of(ours, theirs), "note", "k of fake-theirs", "fake-ours:x")
+    assert flaw.plugin == "ours"
+    adapter = replace(ours, plugin=ours.plugin._replace(distribution="backstamp-sglang"))
+    assert flaws_of(adapter, theirs) == []
 
 
 def test_a_key_that_hides_a_kernel_is_noted() -> None:

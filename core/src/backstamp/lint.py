@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from backstamp.catalogue import Catalogue, Row
 from backstamp.host import HostFacts, load_host, profile_names
 from backstamp.lint_names import alias_flaws, cycles, family_flaws, feature_flaws, retired_flaws
-from backstamp.lint_reach import hosts_of, misspelt, never_matches, shadow_of, ties
+from backstamp.lint_reach import hosts_of, misnamed_dtypes, misspelt, never_matches, shadow_of, ties
 from backstamp.lint_rows import Level, Said, row_flaws
 from backstamp.text import plain
 
@@ -83,6 +83,7 @@ def _reach(rows: Sequence[Row], at: int, hosts: Sequence[HostFacts]) -> Iterator
     offer = row.offer
     wrong = list(misspelt(offer.archs, offer.device, offer.forward_archs))
     yield from wrong
+    yield from misnamed_dtypes(offer)
     never = never_matches(row, hosts) if not wrong else None
     if never is not None:
         yield never

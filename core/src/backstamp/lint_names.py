@@ -13,7 +13,7 @@ from typing import Final
 
 from backstamp.catalogue import AliasRow, Catalogue
 from backstamp.declarations import PHASES, Alias, FamilyDefault, FeatureDefault, Phase, RetiredSetting, Slot
-from backstamp.first_party import FIRST_PARTY
+from backstamp.first_party import FIRST_PARTY, FIRST_PARTY_DISTRIBUTIONS
 from backstamp.host import HostFacts
 from backstamp.hostfit import archs_fit
 from backstamp.launch import FLAGS
@@ -43,6 +43,7 @@ def alias_flaws(row: AliasRow, catalogue: Catalogue, hosts: Sequence[HostFacts])
     if (alias.slot, alias.key) in catalogue.rows and not any(alias.key in names for _, names in _lists(alias)):
         fix = f"List {alias.key} among its kernels, or rename the key"
         yield Said("note", f"hides the kernel {alias.key}: nobody can ask for it by its name", fix)
+    yield from _foreign(row, catalogue)
     if alias.deprecated is not None:
         yield from _deprecated(alias, alias.deprecated, catalogue)
 
@@ -133,6 +134,19 @@ def _past(
             earlier = ", ".join(dict.fromkeys(str(name) for name in hidden))
             text = f"{name} is never reached in {where}: {earlier}, listed before it, takes all it serves"
             yield Said("fault", text, f"List {name} first, or drop it")
+
+
+def _foreign(row: AliasRow, catalogue: Catalogue) -> Iterator[Said]:
+    """Kernels of other distributions behind an alias whose word does not count for them."""
+    alias, ours = row.alias, row.plugin.distribution
+    if ours in FIRST_PARTY_DISTRIBUTIONS:
+        return
+    names = dict.fromkeys(name for _, names in _lists(alias) for name in names)
+    owners = {name: rows[0].plugin.distribution for name in names if (rows := catalogue.rows.get((alias.slot, name)))}
+    foreign = [f"{name} of {owner}" for name, owner in owners.items() if owner != ours]
+    if foreign:
+        text = f"stands for {', '.join(foreign)}: it binds only where the operator says {ours}:{alias.key}"
+        yield Said("note", text, "List kernels of this distribution alone")
 
 
 def _deprecated(alias: Alias, instead: str, catalogue: Catalogue) -> Iterator[Said]:

@@ -15,11 +15,15 @@ from typing import Final
 
 from backstamp.catalogue import Catalogue, Row
 from backstamp.declarations import ANY, PHASES, Offer, PageSizes
+from backstamp.errors import BadInput
 from backstamp.host import HostFacts
 from backstamp.hostfit import Refusal, archs_fit, host_row
+from backstamp.kv_dtypes import kv_dtype_of
+from backstamp.launch import Launch
 from backstamp.lint_rows import Said, words_of
+from backstamp.model import default_model
 
-__all__ = ["covers", "hosts_of", "misspelt", "never_matches", "shadow_of", "ties"]
+__all__ = ["covers", "hosts_of", "misnamed_dtypes", "misspelt", "never_matches", "shadow_of", "ties"]
 
 _SPELLINGS: Final[Mapping[str, str]] = {
     "cuda": r"\d+\.\d+[af]?",
@@ -27,6 +31,8 @@ _SPELLINGS: Final[Mapping[str, str]] = {
     "cpu": r"(?i:(?!amd64|x64)\D.*)",
 }
 _SHORT: Final = re.compile(r"(?:sm_?|compute_|capability )?(\d+)\.?(\d)([af]?)", re.IGNORECASE)
+#: Stands for every host where only the spelling of a cache dtype is asked about.
+_ANYWHERE: Final = HostFacts(name="any host", device="cuda", arch="9.0")
 _CONVERSIONS: Final = ("no", "lossless", "any")
 
 
@@ -42,6 +48,19 @@ def misspelt(archs: Sequence[str], device: str, forward: str = "no") -> Iterator
     if forward != "no" and not carries and not wrong:
         text = f"forward_archs {forward!r} claims newer chips, and {', '.join(archs)} run on no other"
         yield Said("fault", text, "Say forward_archs='no', or list what the claim starts from")
+
+
+def misnamed_dtypes(offer: Offer) -> Iterator[Said]:
+    """Cache dtypes written as operators write them: a launch's are canonical by the time rows are asked."""
+    for dtype in sorted(offer.kv_dtypes - {"same"}):
+        try:
+            canonical = kv_dtype_of(Launch(kv_cache_dtype=dtype), default_model(), _ANYWHERE, Catalogue())
+        except BadInput:
+            # a name of the plugin's own, which only its rows read
+            continue
+        if canonical != dtype:
+            text = f"kv_dtypes names {dtype!r}, which operators write for {canonical!r}: no launch ever asks for it"
+            yield Said("fault", text, f"Say {canonical!r}")
 
 
 def hosts_of(row: Row, hosts: Sequence[HostFacts]) -> frozenset[str]:

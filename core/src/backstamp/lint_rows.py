@@ -40,6 +40,7 @@ def row_flaws(offer: Offer) -> list[Said]:
         *_phases(offer),
         *_determinism(offer),
         *_features(offer),
+        *_head_dims(offer),
         *_cache(offer),
         *_installation(offer),
     ]
@@ -136,8 +137,18 @@ def _features(offer: Offer) -> Iterator[Said]:
     for setting in sorted(offer.build_settings - offer.features):
         text = f"build_settings names {setting}, a feature the row does not declare"
         yield Said("fault", text, f"Add {setting} to features, or drop it")
+    strange = sorted(offer.sink_dtypes - {"same", "fp16", "bf16", "fp32"})
+    if strange:
+        fix = "Say fp16, bf16, fp32 or same"
+        yield Said("fault", f"sink_dtypes names {_join(strange)}, which no model stores sinks in", fix)
     if "sinks" not in offer.features and (offer.sink_dtypes != {"same"} or offer.sink_conversion != "no"):
         yield Said("fault", "says how it reads sinks and does not declare the feature sinks", "Add sinks to features")
+
+
+def _head_dims(offer: Offer) -> Iterator[Said]:
+    if "any" in offer.head_dims and len(offer.head_dims) > 1:
+        text = "head_dims names 'any' among others, where it accepts nothing"
+        yield Said("fault", text, "Say head_dims=ANY, or leave it out")
 
 
 def _cache(offer: Offer) -> Iterator[Said]:
