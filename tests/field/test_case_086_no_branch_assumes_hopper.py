@@ -84,3 +84,14 @@ def test_without_the_kernel_for_this_host_the_alias_is_an_error_not_fa3() -> Non
         with pytest.raises((Refused, NotInstalled, NoKernel)) as caught:
             plan_on("l40s", plugin(FA3), requests=requests, model=HYBRID)
         assert "SM90 (9.0)" in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_kernel_off_the_list_is_taken_by_auto_alone_where_it_declares_the_arch(role: str) -> None:
+    """SM75: nothing on the list fits; auto may take another kernel, the key may not."""
+    native = kernel("torch_native", device="any", archs=("any",), priority=1, **WIDE)
+    plan = plan_on("t4", plugin(FA3, TRITON, native), model=HYBRID, role=role)
+    assert {row.kernel for row in plan.running} == {"torch_native"}
+    flag = "draft_attention_backend" if role == "draft" else "attention_backend"
+    with pytest.raises(Refused, match="SM75"):
+        plan_on("t4", plugin(FA3, TRITON, native), model=HYBRID, role=role, requests=Requests(**{flag: ALIAS.key}))
