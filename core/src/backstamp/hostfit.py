@@ -11,14 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from backstamp.catalogue import Row
 from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.plan import LibraryRef, PluginRef
 
-__all__ = ["INSTALLATION", "INSTALL_DEPTH", "HostRow", "Refusal", "arch_words", "archs_fit", "dims_words", "host_row"]
+__all__ = [
+    "INSTALLATION",
+    "INSTALL_DEPTH",
+    "HostRow",
+    "Refusal",
+    "arch_fits",
+    "arch_words",
+    "archs_fit",
+    "dims_words",
+    "host_row",
+]
 
 
 class Refusal(NamedTuple):
@@ -122,30 +132,30 @@ def _machine_refusals(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -
             yield refusal
 
 
-def archs_fit(archs: tuple[str, ...], arch: str) -> bool:
-    """Whether an arch is listed, exactly."""
-    return archs == ANY or arch in archs
-
-
 def arch_fits(offer: Offer, arch: str) -> bool:
     """Whether an arch is listed, or claimed by forward compatibility."""
-    if archs_fit(offer.archs, arch):
+    return archs_fit(offer.archs, arch, offer.forward_archs)
+
+
+def archs_fit(archs: tuple[str, ...], arch: str, forward: Literal["no", "major", "any"] = "no") -> bool:
+    """Whether one of these archs, or of these images, runs on a host's arch.
+
+    "9.0a" is an image for 9.0 and goes no further whatever is claimed; "10.0f" goes no further than its major.
+    Source: CUDA C++ programming guide, architecture- and family-specific feature sets.
+    """
+    if archs == ANY or arch in archs:
         return True
     version = _capability(arch)
-    listed = [capability for capability in map(_capability, offer.archs) if capability is not None]
-    if version is None or not listed or offer.forward_archs == "no":
+    if version is None:
         return False
-    if offer.forward_archs == "any":
-        return version >= min(listed)
-    return any(version[0] == major and version[1] >= minor for major, minor in listed)
+    return any(_image_runs(image, version, forward) for image in archs)
 
 
 def arch_words(archs: str, device: str) -> str:
-    """Archs as people say them: the capability with its SM name on CUDA."""
+    """Archs as people say them: the capability, or the image, with its SM name on CUDA."""
     if device != "cuda":
         return archs
-    first = _capability(archs)
-    return f"SM{first[0]}{first[1]} ({archs})" if first is not None else f"capability {archs}"
+    return f"SM{archs.replace('.', '')} ({archs})" if _capability(archs) is not None else f"capability {archs}"
 
 
 def dims_words(dims: Iterable[tuple[int, int]]) -> str:
@@ -157,9 +167,22 @@ def dims_words(dims: Iterable[tuple[int, int]]) -> str:
     return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
 
 
+def _image_runs(image: str, version: tuple[int, int], forward: Literal["no", "major", "any"]) -> bool:
+    listed = _capability(image)
+    if listed is None or version == listed:
+        return listed is not None
+    if forward == "no" or image.endswith("a"):
+        return False
+    if forward == "any" and not image.endswith("f"):
+        return version > listed
+    return version[0] == listed[0] and version[1] > listed[1]
+
+
 def _capability(arch: str) -> tuple[int, int] | None:
+    """A CUDA capability, with or without the letter of an image."""
     major, dot, minor = arch.partition(".")
-    return (int(major), int(minor)) if dot and major.isdigit() and minor.isdigit() else None
+    minor = minor[:-1] if minor[-1:] in ("a", "f") else minor
+    return (int(major), int(minor)) if dot and major.isdecimal() and minor.isdecimal() else None
 
 
 def _device_words(host: HostFacts) -> str:
