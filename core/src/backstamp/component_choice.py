@@ -1,6 +1,6 @@
 """Which kernel each component beside the main one gets: vision and audio encoders, cross-attention.
 
-In: one phase and the questions of those components. Out: their parts and what there is to warn. A request scoped to a
+In: one phase and the questions of those components. Out: their decisions. A request scoped to a
 component binds; the launch's own request is a preference there: where it cannot serve, the component's declared
 default does, else its best kernel, and the plan says so.
 
@@ -11,16 +11,18 @@ Source: TensorRT-LLM #17698, SGLang #35743 and #34389, transformers #40062.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from backstamp.declarations import Half, Phase
 from backstamp.errors import ConflictingRequest, NotInstalled, Refused
 from backstamp.facts import Facts
-from backstamp.launch import Request
+from backstamp.launch import SOURCES, Request
+from backstamp.per_layer import choose_per_layer
 from backstamp.plan import Warn
 from backstamp.questions import Asked, needs_of
-from backstamp.rank import Fits, first_fit, in_order, rank
-from backstamp.selection import Choice, Part, Table, ask, bind_key, table_of
+from backstamp.rank import Fits, in_order, ranked
+from backstamp.refusals import no_kernel
+from backstamp.selection import Choice, Decision, Table, ask, bind_key, table_of
 
 __all__ = ["check_components", "choose_components", "main_component"]
 
@@ -32,19 +34,26 @@ def main_component(asked: Sequence[Asked]) -> str:
 
 
 def check_components(facts: Facts, components: Sequence[str]) -> None:
-    """Refuse a request scoped to a component that is not there.
+    """Refuse a request scoped to a component that is not there, or to the main one beside a split flag that differs.
+
+    A draft has components of its own: what a launch asks of its target's is no fault of the draft.
 
     Raises:
-        ConflictingRequest: the component and those that are there are named.
+        ConflictingRequest: the component and those that are there are named, or both requests.
     """
-    for name, request in facts.launch.components.items():
-        if components and name == components[0]:
+    if facts.role == "draft":
+        return
+    main = facts.launch.components.get(components[0])
+    for half in ("prefill", "decode"):
+        split = facts.launch.keys.get(f"{half}_attention_backend")
+        if main is not None and split is not None and split.source == main.source and split.value != main.value:
             raise ConflictingRequest(
-                f"{request.setting}={request.value}",
-                needed="a component beside the main one",
-                found=f"{name}, which the launch's own flags speak about",
-                fix=f"Use --attention-backend {request.value}, or one of its split flags",
+                f"{main.setting}={main.value}",
+                needed=f"one request for the {half} half of component {components[0]}",
+                found=f"{split.setting} {split.value} beside it",
+                fix="Leave one of them out",
             )
+    for name, request in facts.launch.components.items():
         if name not in components:
             raise ConflictingRequest(
                 f"{request.setting}={request.value}",
@@ -54,51 +63,90 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
             )
 
 
-def choose_components(
-    facts: Facts, phase: Phase, others: Sequence[Asked], fits: Fits | None
-) -> tuple[tuple[Part, ...], tuple[Warn, ...]]:
+def choose_components(facts: Facts, phase: Phase, others: Sequence[Asked], fits: Fits | None) -> tuple[Decision, ...]:
     """Choose for every component that runs in this phase; an encoder runs once, with prefill."""
-    parts: list[Part] = []
-    warnings: list[Warn] = []
+    decisions: list[Decision] = []
     for item in others:
         if not item.cached and phase != "prefill":
             continue
         table = table_of(
             "attention", (item,), ask(facts, "attention", (item,)), needs_of(phase, "attention", facts, item.cached)
         )
-        choice = _choose(facts, phase, table, fits if item.cached else None)
-        parts += [part._replace(source=choice.source) for part in choice.parts]
-        warnings += choice.warnings
-    return tuple(parts), tuple(warnings)
+        table, choice = _choose_layers(facts, phase, table, fits if item.cached else None)
+        parts = tuple([part._replace(source=choice.source) for part in choice.parts])
+        decisions.append(Decision(phase, table, choice._replace(parts=parts)))
+    return tuple(decisions)
+
+
+def _choose_layers(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> tuple[Table, Choice]:
+    """One kernel for all layers of a component, or the best for each, as the policy says."""
+    (item,) = table.asked
+    layers, scoped = facts.launch.policy.layers, facts.launch.components.get(item.component)
+    apart = layers == "per_layer" or (layers == "auto" and scoped is None and not table.has_accepted())
+    if not apart or len(item.groups) < 2:
+        return table, _choose(facts, phase, table, fits)
+    return choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits)
 
 
 def _choose(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> Choice:
+    """The first choice that fits; one that binds is taken as it is, and what it disagrees with is told later."""
+    component = table.asked[0].component
+    binds = _binds(facts, phase, component)
+    for choice in _choices(facts, phase, table):
+        if fits is None or fits(choice.parts) or binds:
+            return choice
+    raise no_kernel(facts, table, f"attention backend of component {component} (auto)")
+
+
+def _choices(facts: Facts, phase: Phase, table: Table) -> Iterator[Choice]:
+    """Every way to serve one component in one phase, best first."""
     component = table.asked[0].component
     who = f"attention backend of component {component}"
     scoped = facts.launch.components.get(component)
-    if scoped is not None:
-        return bind_key(facts, table, scoped.value, who, scoped.source)
     wish = _wish(facts, phase)
-    if wish is None:
-        return _auto(facts, table, who, fits)
-    try:
-        choice = bind_key(facts, table, wish.value, who, wish.source)
-    except (Refused, NotInstalled) as refusal:
-        choice = _auto(facts, table, who, fits)
-        text = f"component {component}: {wish.value!r} cannot serve it, {choice.kernel} does"
-        warning = Warn("changed", f"{text}; needs {refusal.needed}, got {refusal.found}")
-        return choice._replace(warnings=(*choice.warnings, warning))
-    # a deprecated key was told for the main component
-    return choice._replace(warnings=())
+    if scoped is not None and _binds(facts, phase, component):
+        yield from _rows(table, bind_key(facts, table, scoped.value, who, scoped.source))
+        return
+    why = "its cache is not that of the main component"
+    if wish is not None:
+        try:
+            # a deprecated key was told for the main component
+            wished = bind_key(facts, table, wish.value, who, wish.source)._replace(warnings=())
+            yield from _rows(table, wished)
+        except (Refused, NotInstalled) as refusal:
+            why = f"needs {refusal.needed}, got {refusal.found}"
+    # a weaker source's own word for this component comes before nobody's
+    others = _auto(facts, table, who)
+    if scoped is not None:
+        others = _rows(table, bind_key(facts, table, scoped.value, who, scoped.source))
+    for choice in others:
+        if wish is None:
+            yield choice
+        else:
+            text = f"component {component}: {wish.value!r} cannot serve it, {choice.kernel} does; {why}"
+            yield choice._replace(warnings=(*choice.warnings, Warn("changed", text)))
+
+
+def _binds(facts: Facts, phase: Phase, component: str) -> bool:
+    """Whether a request is scoped to a component, by a source no weaker than the one whose wish holds for all."""
+    scoped, wish = facts.launch.components.get(component), _wish(facts, phase)
+    return scoped is not None and (wish is None or SOURCES.index(scoped.source) <= SOURCES.index(wish.source))
+
+
+def _rows(table: Table, choice: Choice) -> Iterator[Choice]:
+    """A choice by each row of its kernel that serves."""
+    return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
 
 
 def _wish(facts: Facts, phase: Phase) -> Request | None:
     """What the launch asks of the phase at hand, a preference here."""
-    half: Half = "decode" if phase == "decode" else "prefill"
+    verifies_by_decode = phase == "verify" and facts.launch.speculative_attention_mode == "decode"
+    half: Half = "decode" if phase == "decode" or verifies_by_decode else "prefill"
     return facts.launch.own(phase, facts.role) or (facts.launch.half(half) if facts.role == "target" else None)
 
 
-def _auto(facts: Facts, table: Table, who: str, fits: Fits | None) -> Choice:
+def _auto(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
     rule = facts.rule(table.asked[0].component)
-    choice = first_fit(in_order(facts, table, rule.kernels, who, "family"), fits) if rule.kernels else None
-    return choice if choice is not None else rank(facts, table, f"{who} (auto)", fits)
+    if rule.kernels:
+        yield from in_order(facts, table, rule.kernels, who, "family")
+    yield from ranked(facts, table, f"{who} (auto)")

@@ -28,7 +28,7 @@ class Question(NamedTuple):
     Attributes:
         dims: (head_dim, v_head_dim) of every layer. kv_dtype: canonical cache dtype; kv_name: as the operator wrote it.
         features: what the layers need of `FEATURES`. words: what holds: situations, features and the KV dtype.
-        sinks: dtype of the stored sinks, None without sinks.
+        sinks: dtypes of the stored sinks, none without sinks.
         allowed: the only kernels the model's family allows, None for all; `allowed_by` names who says so.
         page_size: None when the kernel may choose. chunk_tokens: the engine's prefill chunk, or None.
     """
@@ -40,7 +40,7 @@ class Question(NamedTuple):
     kv_dtype: str
     kv_name: str
     words: frozenset[str]
-    sinks: str | None
+    sinks: tuple[str, ...]
     allowed: frozenset[str] | None
     allowed_by: str
     page_size: int | None
@@ -165,8 +165,8 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
         yield "head_dim", has["dim"].get(dim, 0) | open_dims
     for feature in sorted(question.features):
         yield "feature", has["feature"].get(feature, 0)
-    if question.sinks is not None:
-        yield "sinks", _sinks_mask(index, question.sinks, question.dtype)
+    for stored in question.sinks:
+        yield "sinks", _sinks_mask(index, stored, question.dtype)
     yield "kv_dtype", _kv_mask(index, question)
     if question.page_size is not None:
         yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))

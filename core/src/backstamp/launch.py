@@ -179,6 +179,10 @@ class Launch:
         # the only read of the base field: always as the fallback of a half
         return _strongest(self.keys.get(f"{half}_attention_backend"), self.keys.get("attention_backend"))
 
+    def half_of(self, half: Half, component: str) -> Request | None:
+        """The request of one half for one component: the one scoped to it first, unless a stronger source asked."""
+        return _strongest(self.components.get(component), self.half(half))
+
     def own(self, phase: Phase, role: Role) -> Request | None:
         """The request that binds a phase by itself, before halves are inherited or modes followed."""
         if role == "draft":

@@ -33,8 +33,11 @@ def choose_per_layer(
         NoKernel: a group's choices are none that fits, with every reason.
     """
     parts: list[Part] = []
+    cached = any(item.cached for item in table.asked)
 
     def joins(more: tuple[Part, ...]) -> bool:
+        if not cached:
+            return True
         rows = [part.row for part in (*parts, *more)]
         return agree(rows, facts.engine) and (fits is None or fits(more))
 
@@ -62,7 +65,9 @@ def choose_per_layer(
     # a full-attention layer's kernel stands for the phase
     kernel = min(kernels, key=lambda item: item[0])[1]
     if len({name for _, name in kernels}) > 1:
-        warnings.append(Warn("per_layer", f"{table.phase}: unlike layers run {', '.join(_counted(parts))}"))
+        component = table.asked[0].component
+        who = table.phase if component == "main" else f"{table.phase}, component {component}"
+        warnings.append(Warn("per_layer", f"{who}: unlike layers run {', '.join(_counted(parts))}"))
         source = f"{source} (per_layer)"
     joined = Table(table.phase, table.slot, table.needs, tuple(asked), tuple(answers), verdicts)
     return joined, Choice(kernel, tuple(parts), source, tuple(dict.fromkeys(warnings)), ())

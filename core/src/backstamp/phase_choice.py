@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from backstamp.component_choice import choose_components, main_component
-from backstamp.declarations import Half, Phase
+from backstamp.declarations import PHASES, Half, Phase
 from backstamp.errors import ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
@@ -25,7 +25,7 @@ from backstamp.plan import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
 from backstamp.rank import Fits, in_order, ranked
 from backstamp.refusals import refused_key
-from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, table_of
+from backstamp.selection import Choice, Decision, Part, Table, ask, bind_key, phase_plan, table_of
 from backstamp.settle import agree
 
 __all__ = ["HYBRID_KEY", "SPARSE_KEY", "Option", "PhaseWork"]
@@ -53,7 +53,7 @@ class PhaseWork:
 
     facts: Facts
     chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
-    components: dict[Phase, tuple[Part, ...]] = field(default_factory=dict)
+    components: dict[Phase, tuple[Decision, ...]] = field(default_factory=dict)
     plans: dict[Phase, PhasePlan] = field(default_factory=dict)
     warned: dict[Phase, tuple[Warn, ...]] = field(default_factory=dict)
     main: tuple[Asked, ...] = ()
@@ -89,6 +89,14 @@ class PhaseWork:
         """What was chosen so far for these phases, of every layer that has a KV cache."""
         return [part for at in phases if at in self.chosen for part in (*self.chosen[at][1].parts, *self._cached(at))]
 
+    def decisions(self) -> list[Decision]:
+        """What was decided for every phase and component, in phase order, the main component first."""
+        found: list[Decision] = []
+        for phase in PHASES:
+            if phase in self.chosen:
+                found += [Decision(phase, *self.chosen[phase]), *self.components.get(phase, ())]
+        return found
+
     def take(self, phase: Phase, option: Option, *, first: Option | None = None) -> None:
         """Take one option of a phase and write its row of the plan; `first` is what ranks before it, if not taken.
 
@@ -102,8 +110,9 @@ class PhaseWork:
             text = f"{first.choice.kernel} comes first, but what it leaves to the other phases cannot share its cache"
             warnings += (Warn("passed_over", f"{phase}: {text}; {choice.kernel} runs"),)
         if self.others:
-            self.components[phase], more = choose_components(self.facts, phase, self.others, self._fits())
-            parts, warnings = parts + self.components[phase], warnings + more
+            self.components[phase] = choose_components(self.facts, phase, self.others, self._fits())
+            for decision in self.components[phase]:
+                parts, warnings = parts + decision.choice.parts, warnings + decision.choice.warnings
         self.warned[phase] = warnings
         flag = "--draft-attention-backend" if self.facts.role == "draft" else f"--{phase}-attention-backend"
         self.plans[phase] = phase_plan(table, choice, request, flag, parts, self.failed)
@@ -139,8 +148,10 @@ class PhaseWork:
     def _own(self, phase: Phase) -> Request | None:
         """The request that binds a phase; sub-settings of the sparse kernel ask for their parent on a sparse model."""
         launch = self.facts.launch
-        request = launch.own(phase, self.facts.role)
-        if request is None and self.facts.role == "target" and phase in ("prefill", "decode"):
+        if self.facts.role == "draft" or phase not in ("prefill", "decode"):
+            return launch.own(phase, self.facts.role)
+        request = launch.half_of("decode" if phase == "decode" else "prefill", self.main[0].component)
+        if request is None:
             sub = launch.sub_settings("dsa_") if any(item.question.family == "sparse_mla" for item in self.main) else ()
             return Request(SPARSE_KEY, sub[0].source, sub[0].setting) if sub else None
         return request
@@ -202,7 +213,7 @@ class PhaseWork:
     def _inherit(self, phase: Phase, table: Table, who: str) -> Iterator[Option]:
         """An unset draft prefers what its target's half asked for or resolved to."""
         half = self._inherited_half(phase)
-        request = self.facts.launch.half(half)
+        request = self.facts.launch.half_of(half, self.main[0].component)
         key = request.value if request is not None else self._target_kernel(half)
         if key is None:
             yield from self._auto(table, who)
@@ -268,4 +279,5 @@ class PhaseWork:
         return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].cached))
 
     def _cached(self, phase: Phase) -> list[Part]:
-        return [part for part in self.components.get(phase, ()) if part.asked.cached]
+        parts = [part for decision in self.components.get(phase, ()) for part in decision.choice.parts]
+        return [part for part in parts if part.asked.cached]

@@ -1,6 +1,6 @@
 """What an operator should read about a plan: each thing once, as a row (code, text).
 
-In: the decided phases and the facts behind them. Out: warnings in a fixed order. It decides nothing; strict mode reads
+In: the decisions and the facts behind them. Out: warnings in a fixed order. It decides nothing; strict mode reads
 its codes.
 
 .. versionadded:: 0.2
@@ -8,14 +8,16 @@ its codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from backstamp.declarations import Phase
 from backstamp.facts import Facts
-from backstamp.hostfit import HostRow
+from backstamp.linear_slot import LinearSlot
+from backstamp.losses import graphs_off
 from backstamp.phase_choice import PhaseWork
 from backstamp.plan import Warn
+from backstamp.selection import Decision
 from backstamp.text import plain
 
 __all__ = ["STRICT_CODES", "warnings_of"]
@@ -36,24 +38,29 @@ _SPECULATIVE: Final = (
 _STEPPED: Final[tuple[Phase, ...]] = ("verify", "draft_decode")
 
 
-def warnings_of(work: PhaseWork) -> tuple[Warn, ...]:
+def warnings_of(work: PhaseWork, linear: LinearSlot) -> tuple[Warn, ...]:
     """Every warning of a plan, each once."""
+    decisions = [*work.decisions(), *linear.decisions]
     found = [*work.facts.warnings, *(warning for phase in work.warned.values() for warning in phase)]
-    found += _about_plugins(work)
+    for decision in linear.decisions:
+        found += decision.choice.warnings
+    found += _about_plugins(work.facts, decisions)
     found += _about_requests(work.facts)
-    found += _about_rows(work)
+    found += _about_components(work.facts)
+    found += _about_rows(work.facts, decisions)
+    found += graphs_off(work.facts, decisions)
     found += _about_host(work.facts)
     return tuple(dict.fromkeys(found))
 
 
-def _about_plugins(work: PhaseWork) -> Iterator[Warn]:
-    catalogue = work.facts.host.catalogue
-    if catalogue.failures and any("auto" in plan.source for plan in work.plans.values()):
+def _about_plugins(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn]:
+    catalogue = facts.host.catalogue
+    if catalogue.failures and any("auto" in decision.choice.source for decision in decisions):
         for item in catalogue.failures:
             who = f"plugin {item.plugin.name} ({item.plugin.distribution} {item.plugin.version})"
             yield Warn("failed", f"{who}: {item.cause}")
     if catalogue.conflicts:
-        chosen = work.facts.launch.policy.duplicates
+        chosen = facts.launch.policy.duplicates
         for conflict in catalogue.conflicts.values():
             if not any(f"{owner}:{conflict.name}" in chosen for owner in conflict.distributions):
                 owners = " and ".join(conflict.distributions)
@@ -78,20 +85,34 @@ def _about_requests(facts: Facts) -> Iterator[Warn]:
                 yield Warn("unmatched", f"{flag} {plain(name)}: no such plugin distribution; found {found}")
 
 
-def _about_rows(work: PhaseWork) -> Iterator[Warn]:
-    rows: list[HostRow] = [part.row for phase in work.chosen for part in work.chosen[phase][1].parts]
+def _about_components(facts: Facts) -> Iterator[Warn]:
+    """Components an engine keeps to itself never see what the launch asks of all."""
+    served, launch = facts.engine.components, facts.launch
+    if served is None or facts.role == "draft":
+        return
+    groups = facts.model.attention_groups
+    kept = list(dict.fromkeys(group.component for group in groups if group.component not in served))
+    asked = [request for request in launch.pair() if request is not None]
+    if kept and asked:
+        what = f"{asked[0].setting} {asked[0].value} does not reach {', '.join(kept)}"
+        yield Warn("lost", f"{what}: {facts.engine.name} keeps their attention to itself")
+
+
+def _about_rows(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn]:
+    rows = [part.row for decision in decisions for part in decision.choice.parts]
     if [row for row in rows if row.assumed]:
-        name = work.facts.host.host.name
+        name = facts.host.host.name
         yield Warn("assumed", f"host {name} has no library list: libraries count as present")
     if [row for row in rows if row.interpreted]:
         yield Warn("interpreted", "Triton rows run in Triton's interpreter on the CPU: for tests, not for use")
-    for phase, (_, choice) in work.chosen.items():
+    for phase, _, choice in decisions:
         for part in choice.parts:
             offer = part.row.offer
             if offer.reference and "auto" in choice.source:
                 yield Warn("slow_path", f"{offer.kernel} is a portable reference, slow; nothing faster serves here")
             needs_host = "host_lens" in offer.inputs | offer.phase_inputs.get(phase, frozenset())
-            if phase in _STEPPED and needs_host and choice.source in ("default", "default -> decode", "inherited"):
+            # nobody named this kernel for this phase
+            if phase in _STEPPED and needs_host and choice.source.startswith(("default", "mode", "inherited")):
                 yield Warn("host_sync", f"{phase}: {offer.kernel} needs lengths on the host, a sync each step")
 
 

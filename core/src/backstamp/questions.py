@@ -14,6 +14,7 @@ from typing import NamedTuple
 from backstamp.declarations import Phase, Role, Slot
 from backstamp.evaluation import PhaseNeeds, Question
 from backstamp.facts import Facts
+from backstamp.family_rules import NO_RULE
 from backstamp.launch import Launch
 from backstamp.model import LINEAR_FAMILIES, LayerFacts, LayerGroup
 
@@ -118,8 +119,8 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         features |= _layer_features(group.facts)
     if launch.training:
         features |= {"backward"}
-    rule = facts.rule(component)
-    sinks = [group.facts.sinks for group in groups if group.facts.sinks is not None]
+    # a family speaks of its attention kernels; its linear layers are another slot, with names of their own
+    rule = facts.rule(component) if slot_of(groups[0].facts.family) == "attention" else NO_RULE
     return Question(
         family=groups[0].facts.family,
         dims=frozenset([(group.facts.head_dim, group.facts.v_head_dim) for group in groups]),
@@ -128,7 +129,7 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         kv_dtype=facts.kv_dtype,
         kv_name=launch.kv_cache_dtype,
         words=situations | features | {f"kv_{facts.kv_dtype}"},
-        sinks=sinks[0] if sinks else None,
+        sinks=tuple(sorted({group.facts.sinks for group in groups if group.facts.sinks is not None})),
         allowed=rule.allowed,
         allowed_by=rule.allowed_by,
         page_size=launch.page_size if launch.page_size is not None else engine.page_size,

@@ -146,7 +146,7 @@ WORDS: Final[Mapping[str, Wording]] = {
         "sinks_dtype",
         "sink_dtypes",
         lambda row, told: f"sinks stored as {_join(_sinks_of(row, told))}",
-        lambda rows, told: f"{told.question.sinks} sinks",
+        lambda rows, told: f"{' and '.join(told.question.sinks)} sinks",
     ),
     "excludes": Wording(
         "excludes",

@@ -8,6 +8,8 @@ imports no backend, and raises instead of logging. A runner holds its plan: noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from backstamp.catalogue import Catalogue
 from backstamp.choosing import choose_phases
 from backstamp.compiled import HostCatalogue, compile_for
@@ -15,7 +17,7 @@ from backstamp.declarations import PHASES, Role
 from backstamp.draft_needs import check_draft, check_shared_cache
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest, StrictViolation
-from backstamp.facts import gather
+from backstamp.facts import Facts, gather
 from backstamp.feature_gates import gate_features
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
@@ -26,6 +28,7 @@ from backstamp.model import ModelFacts
 from backstamp.phase_choice import SPARSE_KEY, PhaseWork
 from backstamp.plan import PhasePlan, Plan
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
+from backstamp.selection import Decision, Part
 from backstamp.settle import conversions_of, graph_level, layout_of, page_size_of
 
 __all__ = ["NOT_RUN", "resolve", "resolve_on"]
@@ -66,14 +69,16 @@ def resolve_on(
     """Resolve one runner on a catalogue already compiled for its host."""
     facts = gather(host, launch, engine, model, measurements, role, target)
     check_draft(facts)
+    _check_sparse_parent(facts)
     work = choose_phases(facts)
     _check_sub_settings(work)
     features = gate_features(facts)
-    linear, linear_layout = resolve_linear(facts, work.failed)
+    linear = resolve_linear(facts, work.failed)
+    decisions = [*work.decisions(), *linear.decisions]
     rows = [part.row for part in work.parts()]
     who = f"{role} of {model.name}"
     page_size, page_size_source = page_size_of(rows, facts.launch, engine, who)
-    layouts = (("attention", layout_of(rows, engine, who)), *linear_layout)
+    layouts = (("attention", layout_of(rows, engine, who)), *linear.layouts)
     check_shared_cache(facts, page_size, layouts[0][1], rows)
     plan = Plan(
         host=host.host.name,
@@ -81,29 +86,50 @@ def resolve_on(
         model=model.name,
         role=role,
         phases=tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES]),
-        linear=linear,
+        linear=linear.plan,
         dtype=model.dtype,
         kv_dtype=facts.kv_dtype,
         page_size=page_size,
         page_size_source=page_size_source,
         layouts=layouts,
-        graph="never" if engine.graph == "never" else graph_level(work.parts(GRAPHED), engine),
+        graph="never" if engine.graph == "never" else graph_level(_captured(decisions), engine),
         num_steps=launch.speculative_num_steps,
         topk=launch.speculative_topk,
-        losses=losses_of(facts, work.chosen),
-        warnings=warnings_of(work),
+        losses=losses_of(facts, decisions),
+        warnings=warnings_of(work, linear),
         bypassed=tuple(sorted(launch.policy.bypass)),
         features=features,
-        conversions=conversions_of(work.chosen),
+        conversions=conversions_of(decisions),
     )
     _check_strict(facts.launch, plan)
     return plan
 
 
+def _captured(decisions: Sequence[Decision]) -> list[Part]:
+    return [part for decision in decisions if decision.phase in GRAPHED for part in decision.choice.parts]
+
+
+def _check_sparse_parent(facts: Facts) -> None:
+    """A key for another kernel beside the sparse kernel's sub-settings is a conflict, whether or not it could serve."""
+    sparse = facts.launch.sub_settings("dsa_")
+    if not sparse or facts.role == "draft":
+        return
+    for request in facts.launch.pair():
+        bare = request.value.rpartition(":")[2] if request is not None else SPARSE_KEY
+        alias = facts.host.catalogue.aliases.get(("attention", bare))
+        if request is not None and SPARSE_KEY not in (bare, *(alias.alias.kernels if alias is not None else ())):
+            raise ConflictingRequest(
+                " ".join(item.setting for item in sparse),
+                needed=f"a sparse MLA model served by {SPARSE_KEY}",
+                found=f"layers served by {request.value} ({request.setting})",
+                fix=f"Leave these flags out, or set {request.setting} {SPARSE_KEY} on a sparse model",
+            )
+
+
 def _check_sub_settings(work: PhaseWork) -> None:
-    """Sub-settings of a parent that is not in force are an error, never ignored."""
+    """Sub-settings of a parent that is not in force are an error, never ignored; they speak of the target alone."""
     launch, model = work.facts.launch, work.facts.model
-    if not launch.keys:
+    if not launch.keys or work.facts.role == "draft":
         return
     families = sorted({group.facts.family for group in model.groups})
     sparse = launch.sub_settings("dsa_")

@@ -25,7 +25,7 @@ from backstamp.plan import GroupPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import Asked
 from backstamp.refusals import conflicting_key, failed_key, refused_key
 
-__all__ = ["Choice", "Part", "Table", "ask", "bind_key", "phase_plan", "table_of"]
+__all__ = ["Choice", "Decision", "Part", "Table", "ask", "bind_key", "phase_plan", "table_of"]
 
 
 class Part(NamedTuple):
@@ -95,6 +95,14 @@ class Choice(NamedTuple):
     source: str
     warnings: tuple[Warn, ...]
     passed_over: tuple[Verdict, ...]
+
+
+class Decision(NamedTuple):
+    """What one component of one slot was given in one phase, and the table it was chosen from."""
+
+    phase: Phase
+    table: Table
+    choice: Choice
 
 
 def ask(facts: Facts, slot: Slot, asked: tuple[Asked, ...]) -> tuple[Answer, ...]:

@@ -9,9 +9,9 @@ disagreement is an error naming both kernels; nothing is adjusted in silence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from backstamp.declarations import GRAPH_LEVELS, PHASES, GraphLevel, Phase
+from backstamp.declarations import GRAPH_LEVELS, GraphLevel, Offer
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
 from backstamp.evaluation import sinks_fit
@@ -19,7 +19,7 @@ from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
 from backstamp.plan import Conversion
-from backstamp.selection import Choice, Part, Table
+from backstamp.selection import Decision, Part
 
 __all__ = [
     "agree", "common_layout", "common_page_size", "conversions_of", "graph_level", "layout_of", "page_size_of",
@@ -105,19 +105,23 @@ def graph_level(parts: Iterable[Part], engine: EngineFacts) -> GraphLevel:
     return GRAPH_LEVELS[min([wanted, *(level_of(part.row, part.asked.question) for part in parts)])]
 
 
-def conversions_of(chosen: Mapping[Phase, tuple[Table, Choice]]) -> tuple[Conversion, ...]:
+def conversions_of(decisions: Iterable[Decision]) -> tuple[Conversion, ...]:
     """Where a chosen kernel reads the stored sinks in a dtype of its own."""
     found: list[Conversion] = []
-    for phase in (phase for phase in PHASES if phase in chosen):
-        for part in chosen[phase][1].parts:
+    for phase, _, choice in decisions:
+        for part in choice.parts:
             question, offer = part.asked.question, part.row.offer
-            if question.sinks is None:
-                continue
-            fit = sinks_fit(offer.sink_dtypes, offer.sink_conversion, question.sinks, question.dtype)
-            if fit == "converted":
-                wanted = min(offer.sink_dtypes - {"same"}, default=question.dtype)
-                found.append(Conversion("sinks", phase, offer.kernel, question.sinks, wanted))
+            for stored in question.sinks:
+                fit = sinks_fit(offer.sink_dtypes, offer.sink_conversion, stored, question.dtype)
+                if fit == "converted":
+                    found.append(Conversion("sinks", phase, offer.kernel, stored, _read_as(offer, question.dtype)))
     return tuple(dict.fromkeys(found))
+
+
+def _read_as(offer: Offer, dtype: str) -> str:
+    """The dtype a row converts sinks to: the wide one where it reads that, so that nothing is lost needlessly."""
+    wanted = {dtype if name == "same" else name for name in offer.sink_dtypes}
+    return "fp32" if "fp32" in wanted else min(wanted)
 
 
 def _unlike(rows: Sequence[HostRow]) -> list[HostRow]:
