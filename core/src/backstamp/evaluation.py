@@ -106,9 +106,11 @@ class Reasons(NamedTuple):
     verdicts: tuple[Verdict, ...]
 
     @property
-    def distance(self) -> tuple[bool, int]:
-        """How far it is from serving: a kernel of another kind of device is farther than any of this one."""
-        return any(verdict.code == "device" for verdict in self.verdicts), len(self.verdicts)
+    def distance(self) -> tuple[bool, bool, int]:
+        """How far it is from serving: another kind of device is farther than any of this one, another family of layers
+        farther than any of the model's."""
+        codes = {verdict.code for verdict in self.verdicts}
+        return "device" in codes, "family" in codes, len(self.verdicts)
 
 
 def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
