@@ -47,6 +47,19 @@ def test_two_requests_that_cannot_serve_are_two_warnings() -> None:
     ]
 
 
+def test_a_role_verifies_by_the_half_the_mode_names() -> None:
+    """Under mode decode the cross-attention layers verify with what decode asked for, as the others do."""
+    both = [replace(item, features=frozenset({"cross"})) for item in (K, PLAIN)]
+    asked = Requests(
+        prefill_attention_backend="K",
+        decode_attention_backend="plain",
+        speculative_algorithm="EAGLE",
+        speculative_attention_mode="decode",
+    )
+    plan = plan_with(both, asked, model=MODEL)
+    assert {group.kernel for group in plan.phase("verify").groups} == {"plain"}
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_each_built_child_is_stamped_with_its_own_kernel(phase: str) -> None:
     """TensorRT-LLM #17698: the object of the cross-attention layers says plain, the other K."""

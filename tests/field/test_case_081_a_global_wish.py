@@ -85,6 +85,20 @@ def test_a_scoped_request_that_fits_is_served_beside_a_global_one() -> None:
     assert texts_of(plan, "changed") == []
 
 
+def test_an_embedders_scoped_word_yields_to_the_operators_global_one_where_that_serves() -> None:
+    """Who asked outranks how narrowly; where the operator's wish cannot serve, the embedder's word comes next."""
+    embedder = Requests(component_backends={"dit": "sdpa", "vae": "fa"})
+    plan = plan_with(ALL, GLOBAL, embedder=embedder, model=MODEL)
+    assert {name: (group.kernel, group.source) for name, group in groups_of(plan).items()} == {
+        "dit": ("sage", "operator"),
+        "vae": ("fa", "embedder"),
+        "text_encoder": ("sdpa", "auto"),
+    }
+    # without the family's sets the wish serves the VAE, and the embedder's word is not needed
+    unruled = plan_with((SAGE, SDPA, FA), GLOBAL, embedder=embedder, model=MODEL)
+    assert groups_of(unruled)["vae"].kernel == "sage"
+
+
 def test_a_default_without_a_global_request_is_taken_silently() -> None:
     """Nothing was asked, so nothing was changed."""
     plan = plan_with(ALL, model=MODEL)

@@ -1,0 +1,92 @@
+"""Components beside the main one: vision and audio encoders, cross-attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backstamp.declarations import Alias, PageSizes
+from backstamp.engine import EngineFacts
+from backstamp.errors import ConflictingRequest, NoKernel, UnknownKey
+from backstamp.launch import Requests
+from backstamp.testing.fakes import fake_plugin
+from tests.resolving import kernel
+from tests.scenes import DENSE, groups_of, model_with, plan_with, texts_of
+
+VISION = replace(DENSE, attn_type="encoder", causal=False, component="vision", num_kv_heads=32)
+CROSS = replace(DENSE, attn_type="cross", component="cross_attention")
+MAIN, ENC = kernel("k", priority=60), kernel("enc", features=frozenset({"encoder"}), phases=frozenset({"prefill"}))
+SEEING, CROSSING = model_with((2, DENSE), (2, VISION)), model_with((2, DENSE), (2, CROSS))
+
+
+@pytest.mark.parametrize("speculative", [None, "EAGLE"])
+def test_an_encoder_runs_once_with_prefill(speculative: str | None) -> None:
+    """It keeps no cache, so no decode or verify is asked of its kernel."""
+    plan = plan_with([MAIN, ENC], Requests(speculative_algorithm=speculative), model=SEEING)
+    assert [len(row.groups) for row in plan.running] == [2, *[1] * (len(plan.running) - 1)]
+    assert groups_of(plan)["vision"].kernel == "enc"
+
+
+def test_an_encoder_shares_no_page_size_with_the_cache() -> None:
+    """Without a cache there is nothing to agree on."""
+    ragged = replace(ENC, kv_forms=frozenset({"ragged"}), page_sizes=PageSizes(preferred=7, exact=(7,)), layouts=("x",))
+    plan = plan_with([MAIN, ragged], model=SEEING, engine=EngineFacts(layouts=frozenset({"rows", "x"})))
+    assert (groups_of(plan)["vision"].kernel, plan.page_size) == ("enc", 16)
+
+
+def test_a_component_with_a_cache_must_share_it() -> None:
+    """A kernel with pages of its own is passed over, and is an error where nothing else serves."""
+    odd = kernel(
+        "odd",
+        head_dims=(64,),
+        features=frozenset({"cross"}),
+        page_sizes=PageSizes(preferred=7, exact=(7,)),
+        priority=90,
+    )
+    even = kernel("even", head_dims=(64,), features=frozenset({"cross"}), priority=1)
+    model = model_with((2, DENSE), (2, replace(CROSS, head_dim=64, v_head_dim=64)))
+    fixed = replace(MAIN, page_sizes=PageSizes(preferred=16, exact=(16,)))
+    assert groups_of(plan_with([fixed, odd, even], model=model))["cross_attention"].kernel == "even"
+    with pytest.raises(NoKernel, match="cross_attention"):
+        plan_with([fixed, odd], model=model)
+
+
+def test_an_unknown_key_is_unknown_in_any_scope() -> None:
+    """A preference is left for a kernel that cannot serve, never for a word nobody knows."""
+    with pytest.raises(UnknownKey, match="component vision"):
+        plan_with([MAIN, ENC], Requests(component_backends={"vision": "encc"}), model=SEEING)
+
+
+def test_a_deprecated_key_is_told_once_though_components_read_it_too() -> None:
+    """One operator, one key, one warning."""
+    both = kernel("both", features=frozenset({"encoder"}))
+    plugin = fake_plugin("p", [both], [Alias(key="old", kernels=("both",), deprecated="both")])
+    plan = plan_with([plugin], Requests(attention_backend="old"), model=SEEING)
+    assert groups_of(plan)["vision"].kernel == "both"
+    assert [text for text in texts_of(plan, "deprecated") if "component" in text] == []
+
+
+def test_what_an_engine_keeps_to_itself_is_not_asked_about() -> None:
+    """No kernel for it is needed, and asking for it by name is an error that lists what is there."""
+    engine = EngineFacts(name="e", components=frozenset({"main"}))
+    assert [group.component for group in plan_with([MAIN], model=SEEING, engine=engine).phase("prefill").groups] == [
+        "main"
+    ]
+    with pytest.raises(ConflictingRequest, match="that e hands over, got 'vision'; there are main"):
+        plan_with([MAIN], Requests(component_backends={"vision": "k"}), model=SEEING, engine=engine)
+
+
+def test_a_draft_asks_its_components_for_the_drafts_kernel() -> None:
+    """The target's flags are not wishes for a component of the draft."""
+    offers = [replace(item, features=frozenset({"cross"})) for item in (MAIN, kernel("d"), kernel("t", priority=1))]
+    asked = Requests(attention_backend="t", draft_attention_backend="d")
+    plan = plan_with(offers, asked, model=CROSSING, role="draft")
+    assert {group.kernel for row in plan.running for group in row.groups} == {"d"}
+
+
+def test_a_request_scoped_to_main_is_inherited_by_the_draft() -> None:
+    """What the target's main component was asked to run, its draft prefers too."""
+    asked = Requests(component_backends={"main": "t"})
+    plan = plan_with([MAIN, kernel("t", priority=1)], asked, role="draft")
+    assert {(row.kernel, row.source) for row in plan.running} == {("t", "inherited")}

@@ -1,0 +1,101 @@
+"""What a model's family wishes and allows, and whose word it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from backstamp.declarations import FamilyDefault
+from backstamp.errors import NotInstalled, Refused
+from backstamp.family_rules import FamilyRule, rules_of
+from backstamp.launch import Policy
+from backstamp.model import DraftFacts
+from backstamp.testing.fakes import catalogue_of, fake_plugin
+from tests.resolving import kernel
+from tests.scenes import DENSE, model_with, plan_with, texts_of
+
+MODEL = model_with((2, DENSE), name="g")
+OFFERS = [kernel("a", priority=10), kernel("b", priority=20), kernel("c", priority=90)]
+
+
+def ours(*rules: FamilyDefault):  # type: ignore[no-untyped-def]
+    """An engine adapter that declares rules."""
+    return fake_plugin("v", family_defaults=rules, distribution="backstamp-vllm")
+
+
+def rule(**changes: object) -> FamilyDefault:
+    """A rule of the family g."""
+    return FamilyDefault(model_type="g", **changes)  # type: ignore[arg-type]
+
+
+def test_a_wish_is_tried_in_its_own_order() -> None:
+    """Not by rank, and passing over what is not there is told."""
+    plan = plan_with([*OFFERS, ours(rule(kernels=("a", "b")))], model=MODEL)
+    assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("a", "family")
+    plan = plan_with([*OFFERS, ours(rule(kernels=("absent", "b")))], model=MODEL)
+    assert plan.phase("decode").kernel == "b"
+    assert "absent" in texts_of(plan, "lost")[0]
+
+
+def test_a_wish_nothing_fulfils_leaves_the_rank() -> None:
+    """It is a preference; only `allowed` bars."""
+    plan = plan_with([*OFFERS, ours(rule(kernels=("absent",)))], model=MODEL)
+    assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("c", "auto")
+
+
+def test_a_wish_that_fits_and_is_not_installed_is_the_answer() -> None:
+    """As for a key: the missing library is told instead of another kernel taken."""
+    wished = kernel("wished", requires=("lib>=2",))
+    with pytest.raises((Refused, NotInstalled), match="lib"):
+        plan_with([*OFFERS, wished, ours(rule(kernels=("wished", "b")))], model=MODEL, host=_without_libraries())
+
+
+def _without_libraries():  # type: ignore[no-untyped-def]
+    from backstamp.testing.hosts import described_host
+
+    return described_host("h100", libraries={})
+
+
+def test_a_set_alone_bars_and_leaves_the_rank_among_the_rest() -> None:
+    """`allowed` without a wish."""
+    plan = plan_with([*OFFERS, ours(rule(allowed=frozenset({"a", "b"})))], model=MODEL)
+    assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("b", "auto")
+
+
+def test_another_family_is_not_concerned() -> None:
+    """The rule names a model type."""
+    assert plan_with([*OFFERS, ours(rule(kernels=("a",)))]).phase("decode").kernel == "c"
+
+
+def test_a_sharing_draft_is_held_to_both_sets() -> None:
+    """Its own wishes, under what both families allow."""
+    mine = FamilyDefault(model_type="d", kernels=("a", "b"), allowed=frozenset({"a", "b"}), role="draft")
+    catalogue = catalogue_of(fake_plugin("p", OFFERS), ours(rule(allowed=frozenset({"b", "c"})), mine))
+    target = plan_with([*OFFERS, ours(rule(allowed=frozenset({"b", "c"})))], model=MODEL)
+    draft = model_with((1, DENSE), name="d", draft=DraftFacts(shares_kv=True))
+    rules, warnings = rules_of(catalogue, draft, "draft", Policy(), target)
+    assert rules["main"] == FamilyRule(("b",), frozenset({"b"}), "family g, whose KV cache this draft shares,")
+    assert warnings == ()
+    apart = model_with((1, DENSE), name="d", draft=DraftFacts())
+    assert rules_of(catalogue, apart, "draft", Policy(), target)[0]["main"].allowed == frozenset({"a", "b"})
+
+
+def test_a_lock_without_a_set_binds_no_draft() -> None:
+    """A wish of the target's family is not the draft's."""
+    catalogue = catalogue_of(fake_plugin("p", OFFERS), ours(rule(kernels=("a",))))
+    target = plan_with([*OFFERS, ours(rule(kernels=("a",)))], model=MODEL)
+    draft = model_with((1, DENSE), name="d", draft=DraftFacts(shares_kv=True))
+    assert rules_of(catalogue, draft, "draft", Policy(), target)[0]["main"] == FamilyRule((), None, "")
+
+
+def test_an_untrusted_lock_is_told_and_binds_nobody() -> None:
+    """Even where it names only kernels of its own: a set bars everybody else's."""
+    stranger = fake_plugin("acme", OFFERS, family_defaults=[rule(allowed=frozenset({"a"}))])
+    plan = plan_with([stranger], model=MODEL)
+    assert plan.phase("decode").kernel == "c"
+    assert "--allow fake-acme" in texts_of(plan, "untrusted")[0]
+
+
+def test_an_untrusted_wish_for_its_own_kernels_alone_needs_no_warning() -> None:
+    """It speaks for what it ships."""
+    plan = plan_with([fake_plugin("acme", OFFERS, family_defaults=[rule(kernels=("a",))])], model=MODEL)
+    assert (plan.phase("decode").kernel, texts_of(plan, "untrusted")) == ("a", [])
