@@ -90,3 +90,16 @@ def test_a_request_scoped_to_main_is_inherited_by_the_draft() -> None:
     asked = Requests(component_backends={"main": "t"})
     plan = plan_with([MAIN, kernel("t", priority=1)], asked, role="draft")
     assert {(row.kernel, row.source) for row in plan.running} == {("t", "inherited")}
+
+
+def test_a_wish_that_cannot_share_the_cache_is_left_with_the_reason() -> None:
+    """A preference again: the component takes what shares the main component's pages, and the plan says why."""
+    odd = kernel("odd", features=frozenset({"cross"}), head_dims=(64,), page_sizes=PageSizes(preferred=7, exact=(7,)))
+    paged = PageSizes(preferred=16, exact=(16,))
+    rows = [replace(odd, kernel="k"), replace(MAIN, page_sizes=paged), replace(odd, kernel="even", page_sizes=paged)]
+    model = model_with((2, DENSE), (2, replace(CROSS, head_dim=64, v_head_dim=64)))
+    plan = plan_with(rows, Requests(attention_backend="k"), model=model)
+    assert groups_of(plan)["cross_attention"].kernel == "even"
+    assert all("its cache is not that of the main component" in text for text in texts_of(plan, "changed"))
+    with pytest.raises(ConflictingRequest, match=r"k reads 16.*k reads 7"):
+        plan_with(rows, Requests(attention_backend="k", component_backends={"cross_attention": "k"}), model=model)

@@ -33,7 +33,7 @@ def test_a_feature_nobody_declares_is_refused() -> None:
     fuse = fake_plugin("v", feature_defaults=rows, distribution="backstamp-vllm")
     with pytest.raises(BadInput, match=r"one of a, fuse.*Did you mean 'fuse'"):
         plan_with([kernel("k"), fuse], Requests(features={"fused": True}))
-    with pytest.raises(BadInput, match="one of none"):
+    with pytest.raises(BadInput, match="one of those a plugin declares; none does"):
         plan_with([kernel("k")], Requests(features={"fuse": False}))
 
 

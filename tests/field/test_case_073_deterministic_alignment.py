@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backstamp.errors import NoKernel, Refused
@@ -33,6 +35,16 @@ def test_whichever_flag_names_it(flag: str) -> None:
     role = "draft" if flag.startswith("draft") else "target"
     with pytest.raises(Refused, match="a declared prefill alignment"):
         plan_with([FA3, ALIGNED], on(**{flag: "fa3"}), role=role)
+
+
+def test_a_draft_extend_is_split_like_a_prefill() -> None:
+    """sglang #11801: under mode decode the extend would follow fa3, which decodes well and extends without a word."""
+    asked = replace(
+        on(prefill_attention_backend="aligned", decode_attention_backend="fa3"), speculative_attention_mode="decode"
+    )
+    plan = plan_with([FA3, ALIGNED], asked, role="draft")
+    assert (plan.phase("draft_decode").kernel, plan.phase("draft_extend").kernel) == ("fa3", "aligned")
+    assert plan.phase("draft_extend").source == "inherited -> auto"
 
 
 def test_a_phase_that_is_never_split_does_not_ask() -> None:

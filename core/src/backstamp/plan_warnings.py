@@ -17,6 +17,7 @@ from backstamp.linear_slot import LinearSlot
 from backstamp.losses import graphs_off
 from backstamp.phase_choice import PhaseWork
 from backstamp.plan import Warn
+from backstamp.questions import slot_of
 from backstamp.selection import Decision
 from backstamp.text import plain
 
@@ -90,8 +91,9 @@ def _about_components(facts: Facts) -> Iterator[Warn]:
     served, launch = facts.engine.components, facts.launch
     if served is None or facts.role == "draft":
         return
-    groups = facts.model.attention_groups
-    kept = list(dict.fromkeys(group.component for group in groups if group.component not in served))
+    attention = [group.component for group in facts.model.groups if slot_of(group.facts.family) == "attention"]
+    there = [*attention, *(part.component for part in facts.model.unread)]
+    kept = [component for component in dict.fromkeys(there) if component not in served]
     asked = [request for request in launch.pair() if request is not None]
     if kept and asked:
         what = f"{asked[0].setting} {asked[0].value} does not reach {', '.join(kept)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from backstamp.declarations import GRAPH_LEVELS, GraphLevel, Offer
+from backstamp.declarations import GRAPH_LEVELS, GraphLevel, Offer, PageSizes
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
 from backstamp.evaluation import sinks_fit
@@ -125,7 +125,8 @@ def _read_as(offer: Offer, dtype: str) -> str:
 
 
 def _unlike(rows: Sequence[HostRow]) -> list[HostRow]:
-    seen: dict[str, HostRow] = {}
+    seen: dict[tuple[str, PageSizes], HostRow] = {}
     for row in rows:
-        seen.setdefault(row.offer.kernel, row)
+        # two rows of one kernel may read unlike pages
+        seen.setdefault((row.offer.kernel, row.offer.page_sizes), row)
     return list(seen.values())
