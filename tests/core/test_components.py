@@ -83,6 +83,11 @@ def test_a_draft_asks_its_components_for_the_drafts_kernel() -> None:
     asked = Requests(attention_backend="t", draft_attention_backend="d")
     plan = plan_with(offers, asked, model=CROSSING, role="draft")
     assert {group.kernel for row in plan.running for group in row.groups} == {"d"}
+    unset = plan_with(offers, replace(asked, draft_attention_backend=None), model=CROSSING, role="draft")
+    assert {(group.component, group.kernel) for row in unset.running for group in row.groups} == {
+        ("main", "t"),
+        ("cross_attention", "k"),
+    }
 
 
 def test_a_request_scoped_to_main_is_inherited_by_the_draft() -> None:

@@ -100,12 +100,17 @@ def test_keeping_the_graph_outranks_priority_only_where_asked(keep: bool, wanted
 
 def test_measurements_of_this_host_outrank_priority() -> None:
     """Measured kernels come first, fastest first, and the source says so; another host's record is not read."""
-    offers = [kernel("high", priority=90), kernel("slow"), kernel("quick", priority=1)]
+    offers = [kernel("high", graph="any", priority=90), kernel("slow"), kernel("quick", priority=1)]
     rows = (("attention", "decode", "quick", 5.0), ("attention", "decode", "slow", 9.0))
     plan = plan_of(offers, measurements=Measurements(host="h100", microseconds=rows))
     assert (decode(plan), plan.phase("decode").source) == ("quick", "auto (measured)")
     assert (plan.phase("prefill").kernel, plan.phase("prefill").source) == ("high", "auto")
     assert decode(plan_of(offers, measurements=Measurements(host="b200", microseconds=rows))) == "high"
+    # a graph counts before time only where the policy says so
+    captured, record = EngineFacts(graph="any"), Measurements(host="h100", microseconds=rows)
+    assert decode(plan_of(offers, measurements=record, engine=captured)) == "quick"
+    kept = plan_of(offers, measurements=record, engine=captured, policy=Policy(keep_graph=True))
+    assert decode(kept) == "high"
 
 
 def test_an_approximate_kernel_is_taken_only_when_asked_for() -> None:

@@ -62,8 +62,23 @@ def test_a_draft_loop_that_inherits_a_sync_is_told_of_it() -> None:
     assert [text.partition(":")[0] for text in texts_of(plan, "host_sync")] == ["draft_decode"]
 
 
+def test_a_sync_that_was_asked_for_by_name_is_no_news() -> None:
+    """sglang #32317: who names the kernel for verify has chosen its cost."""
+    asked = replace(SPLIT, verify_attention_backend="flashinfer")
+    assert texts_of(plan_with([FLASHINFER, TRTLLM], asked, host="b200", model=MODEL), "host_sync") == []
+
+
+def test_a_phase_that_follows_a_half_shares_its_object() -> None:
+    """sglang #32317 (c): that another rule decided is no reason to build the same kernel twice."""
+    plan = plan_with([FLASHINFER, TRTLLM], SPLIT, host="b200", model=MODEL)
+    backends = built_with([FLASHINFER, TRTLLM], plan, MODEL)
+    built = backends.serving_attention_backend("verify")
+    assert built is backends.serving_attention_backend("prefill")
+    assert read_stamp(built).sources == (("prefill", "operator"), ("verify", "default"))
+
+
 def test_a_kernel_named_in_two_slots_is_built_once() -> None:
-    """sglang #32317 (c): decode and verify share one object, whose stamp knows both phases and both sources."""
+    """sglang #32317 (c): decode and verify share one object, whose stamp knows both phases."""
     plan = plan_with([FLASHINFER, TRTLLM], EXPLICIT, host="b200", model=MODEL)
     backends = built_with([FLASHINFER, TRTLLM], plan, MODEL)
     assert backends.serving_attention_backend("verify") is backends.serving_attention_backend("decode")

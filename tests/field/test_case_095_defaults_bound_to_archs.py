@@ -60,7 +60,9 @@ def test_switched_off_it_is_off_anywhere(host: str) -> None:
 def test_another_device_with_a_like_name_is_not_meant() -> None:
     """An arch is an arch of one device."""
     rocm = kernel("r", device="rocm", archs=("gfx942",))
-    assert not feature(plan_with((rocm, ENGINE), host="mi300x")).on
+    like = FeatureDefault(feature="f", archs=("9.0", "gfx942"))
+    engine = fake_plugin("sglang", feature_defaults=[like], distribution="backstamp-sglang")
+    assert not feature(plan_with((rocm, engine), host="mi300x")).on
 
 
 def test_a_feature_nobody_declares_is_refused_with_the_nearest() -> None:

@@ -112,7 +112,7 @@ def _captured(decisions: Sequence[Decision]) -> list[Part]:
 def _check_sparse_parent(facts: Facts) -> None:
     """A key for another kernel beside the sparse kernel's sub-settings is a conflict, whether or not it could serve."""
     sparse = facts.launch.sub_settings("dsa_")
-    if not sparse or facts.role == "draft":
+    if not sparse:
         return
     for request in facts.launch.pair():
         bare = request.value.rpartition(":")[2] if request is not None else SPARSE_KEY
