@@ -156,7 +156,7 @@ def test_a_distribution_in_the_current_directory_is_listed_not_loaded(
 
 def test_a_marker_that_holds_is_a_contract(site: Path) -> None:
     """A requirement on backstamp may carry a marker."""
-    write_plugin(site, "marked", kernel="marked", requires=("backstamp>=0.1,<0.2; python_version>'3.0'",))
+    write_plugin(site, "marked", kernel="marked", requires=("backstamp>=0.2,<0.3; python_version>'3.0'",))
     assert [found.plugin.name for found in discover([str(site)]).found] == ["marked"]
 
 
@@ -189,8 +189,8 @@ def test_distributions_without_plugins_are_passed_over(site: Path) -> None:
 
 METADATA = {
     "empty": b"",
-    "no-name": b"Metadata-Version: 2.1\nVersion: 1.0\nRequires-Dist: backstamp>=0.1,<0.2\n",
-    "no-version": b"Metadata-Version: 2.1\nName: odd\nRequires-Dist: backstamp>=0.1,<0.2\n",
+    "no-name": b"Metadata-Version: 2.1\nVersion: 1.0\nRequires-Dist: backstamp>=0.2,<0.3\n",
+    "no-version": b"Metadata-Version: 2.1\nName: odd\nRequires-Dist: backstamp>=0.2,<0.3\n",
     "binary": b"\xff\xfe\x00",
     "missing": None,
 }

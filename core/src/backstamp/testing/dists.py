@@ -83,7 +83,7 @@ def write_plugin(
     target: str | None = None,
     carries_json: bool = False,
     version: str = "1.0",
-    requires: tuple[str, ...] = ("backstamp>=0.1,<0.2",),
+    requires: tuple[str, ...] = ("backstamp>=0.2,<0.3",),
 ) -> str:
     """Write a plugin distribution `name` and return its package name.
 
