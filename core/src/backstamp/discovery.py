@@ -130,7 +130,7 @@ def check_entry(installed: Installed, entry: Entry, owners: Owners, who: str) ->
     """
     if entry.fault:
         raise ValueError(entry.fault)
-    contract = contract_of(installed.distribution.requires or (), who)
+    contract = contract_of(installed.requires, who)
     return contract, owners.packages_of(installed, entry.target.partition(":")[0])
 
 

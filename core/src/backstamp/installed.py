@@ -23,7 +23,18 @@ from backstamp.text import plain
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
 
-__all__ = ["GROUP", "Entry", "Installed", "Listing", "canonical", "entries_of", "folder_of", "label", "list_installed"]
+__all__ = [
+    "GROUP",
+    "Entry",
+    "Installed",
+    "Listing",
+    "canonical",
+    "entries_of",
+    "folder_of",
+    "label",
+    "list_installed",
+    "stem_of",
+]
 
 #: Entry-point group that plugins register in.
 GROUP: Final = "backstamp.plugins"
@@ -51,6 +62,8 @@ class Installed:
     folder: str
     root: str
     text: str
+    requires: tuple[str, ...]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +84,12 @@ def list_installed(path: Sequence[str] | None = None) -> Listing:
     notes: list[str] = []
     everything: list[Distribution] = []
     local: list[tuple[str, str]] = []
-    candidates: list[tuple[bool, Installed]] = []
-    plain_first: dict[str, str] = {}
+    candidates: list[Installed] = []
     for distribution, text in _with_texts(path, notes):
-        folder = folder_of(distribution)
         if GROUP not in text:
             everything.append(distribution)
-            plain_first.setdefault(_stem(folder), folder)
             continue
+        folder = folder_of(distribution)
         if Path(folder).name.startswith("~"):
             notes.append(plain(f"{folder}: left behind by an interrupted uninstall, not read; delete it"))
             continue
@@ -87,13 +98,10 @@ def list_installed(path: Sequence[str] | None = None) -> Listing:
             local.append((installed.name, installed.root))
             continue
         everything.append(distribution)
-        if canonical(installed.name) in plain_first:
-            first = plain_first[canonical(installed.name)]
-            notes.append(
-                plain(f"{installed.name}: {first} comes first and names no plugin (stale metadata); read from {folder}")
-            )
-        candidates.append((_is_whole(distribution), installed))
+        candidates.append(installed)
     plugins = _one_each(candidates, notes)
+    for installed in plugins.values():
+        notes += _shadowed(installed, path)
     for name, where in local:
         used = plugins.get(canonical(name))
         remedy = f"{used.folder} is used" if used is not None else "install it to use it"
@@ -148,10 +156,8 @@ def folder_of(distribution: Distribution) -> str:
 
 def _with_texts(path: Sequence[str] | None, notes: list[str]) -> Iterable[tuple[Distribution, str]]:
     """Every metadata folder once, with its entry points ("" for none): lib64 is often a link to lib."""
-    found = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
     seen: set[str] = set()
-    for item in found:
-        distribution = cast("Distribution", item)
+    for distribution in _along(path):
         try:
             text = distribution.read_text("entry_points.txt") or ""
         except (OSError, ValueError) as cause:
@@ -167,39 +173,73 @@ def _with_texts(path: Sequence[str] | None, notes: list[str]) -> Iterable[tuple[
 
 
 def _installed(distribution: Distribution, folder: str, text: str, notes: list[str]) -> Installed:
-    name, version = _identity(distribution, folder)
-    stem = Path(folder).name.rpartition(".")[0].partition("-")[0]
+    name, version, requires, whole = _metadata(distribution, folder)
+    stem = stem_of(folder)
     if folder.endswith(".dist-info") and canonical(name) != canonical(stem):
         # a folder is named by the installer, its content by whoever wrote the wheel
         notes.append(plain(f"{folder}: its metadata claims the name {label(name)!r}; it is read as {label(stem)!r}"))
         name = stem
     root = str(Path(str(distribution.locate_file(""))).resolve())
     return Installed(
-        distribution=distribution, name=label(name), version=label(version), folder=folder, root=root, text=text
+        distribution=distribution,
+        name=label(name),
+        version=label(version),
+        folder=folder,
+        root=root,
+        text=text,
+        requires=requires,
+        whole=whole,
     )
 
 
-def _identity(distribution: Distribution, folder: str) -> tuple[str, str]:
-    """Name and version; a metadata file that lacks them (empty, cut short) is named by its folder, version unknown."""
+def _metadata(distribution: Distribution, folder: str) -> tuple[str, str, tuple[str, ...], bool]:
+    """Name, version, requirements, and whether the file has them; where it is empty or cut short, the folder's name
+    speaks, and a version nobody tells is unknown."""
     stem, _, version = Path(folder).name.rpartition(".")[0].partition("-")
     try:
-        return str(distribution.metadata["Name"] or stem), distribution.version or UNKNOWN
-    # importlib_metadata raises KeyError, or a FileNotFoundError of its own, depending on its version
-    except (KeyError, OSError, ValueError, TypeError):
-        return stem or "unnamed", version or UNKNOWN
+        # parsed once: each property of a distribution would read the file again
+        text = distribution.metadata
+        requires = text.get_all("Requires-Dist") or distribution.requires or ()
+                whole = "Name" in text
+        return str(text.get("Name", stem)), str(text.get("Version", UNKNOWN)), tuple(requires), whole
+    # importlib_metadata raises a FileNotFoundError of its own, depending on its version
+    except (KeyError, OSError, ValueError, TypeError, AttributeError):
+        return stem or "unnamed", version or UNKNOWN, (), False
 
 
-def _is_whole(distribution: Distribution) -> bool:
+def _shadowed(installed: Installed, path: Sequence[str] | None) -> list[str]:
+    """A note where metadata without plugins, of the same name, comes before the folder that is used.
+
+    Source: vllm #43987, where a stale egg-info hid a plugin's new metadata.
+    """
+    for other in _along(path, installed.name):
+        folder = folder_of(other)
+        if folder == installed.folder:
+            break
+        if GROUP not in _entry_points(other):
+            text = f"{installed.name}: {folder} comes first and names no plugin (stale metadata); read from"
+            return [plain(f"{text} {installed.folder}")]
+    return []
+
+
+def _along(path: Sequence[str] | None, name: str | None = None) -> Iterable[Distribution]:
+    context: dict[str, object] = {} if name is None else {"name": name}
+    if path is not None:
+        context["path"] = list(path)
+    return cast("Iterable[Distribution]", importlib_metadata.distributions(**context))
+
+
+def _entry_points(distribution: Distribution) -> str:
     try:
-        return any((distribution.read_text(name) or "").strip() for name in ("METADATA", "PKG-INFO"))
+        return distribution.read_text("entry_points.txt") or ""
     except (OSError, ValueError):
-        return False
+        return ""
 
 
-def _one_each(candidates: list[tuple[bool, Installed]], notes: list[str]) -> dict[str, Installed]:
+def _one_each(candidates: list[Installed], notes: list[str]) -> dict[str, Installed]:
     """The first of every name, whole folders before half-removed ones."""
     chosen: dict[str, Installed] = {}
-    for _, installed in sorted(candidates, key=lambda pair: not pair[0]):
+    for installed in sorted(candidates, key=lambda item: not item.whole):
         used = chosen.setdefault(canonical(installed.name), installed)
         if used is not installed:
             notes.append(plain(f"{installed.name}: found again in {installed.folder}; {used.folder} is used"))
@@ -219,8 +259,10 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _stem(folder: str) -> str:
-    return canonical(Path(folder).name.rpartition(".")[0].partition("-")[0])
+def stem_of(folder: str) -> str:
+    """The distribution's name as its metadata folder spells it, without dots and runs; hundreds are asked."""
+    name = folder.rpartition(os.sep)[2].rpartition(".")[0].partition("-")[0]
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _is_current_directory(root: str) -> bool:

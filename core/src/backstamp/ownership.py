@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from backstamp.installed import Installed, canonical, folder_of, label
+from backstamp.installed import Installed, canonical, folder_of, label, stem_of
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
@@ -72,7 +72,8 @@ class Owners:
     def _all_texts(self) -> list[tuple[str, str, str]]:
         if self._texts is None:
             self._texts = [
-                (_stem(item), _text(item, "RECORD"), _text(item, "top_level.txt")) for item in self._everything
+                (canonical(stem_of(folder_of(item))), _text(item, "RECORD"), _text(item, "top_level.txt"))
+                for item in self._everything
             ]
         return self._texts
 
@@ -107,8 +108,3 @@ def _text(distribution: Distribution, name: str) -> str:
         return distribution.read_text(name) or ""
     except (OSError, ValueError):
         return ""
-
-
-def _stem(distribution: Distribution) -> str:
-    folder = folder_of(distribution).replace("\\", "/").rpartition("/")[2]
-    return canonical(folder.rpartition(".")[0].partition("-")[0])

@@ -8,9 +8,10 @@ In: a plugin's `Declared`. Out: every fault, as text. It reads types and charact
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
-from typing import Final
+from typing import Final, cast
 
 from backstamp.declarations import Alias, Offer, PageSizes
 from backstamp.declared import Declared
@@ -45,16 +46,19 @@ def malformed(declared: Declared) -> list[str]:
 
 
 def _row_faults(row: object) -> Iterable[str]:
-    for item in fields(row):  # type: ignore[arg-type]
-        value: object = getattr(row, item.name)
-        annotation = str(item.type)
-        if value is None and "None" in annotation:
+    texts: list[tuple[str, str]] = []
+    for name, kind, optional in _columns(cast("Hashable", type(row))):
+        value: object = getattr(row, name)
+        if value is None and optional:
             continue
-        kind = next((kind for word, kind in _KINDS if annotation.startswith(word)), str)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            yield f"{item.name} needs {kind.__name__}, got {type(value).__name__}"
-            continue
-        yield from (f"{item.name} {fault}" for fault in _text_faults(value))
+            yield f"{name} needs {kind.__name__}, got {type(value).__name__}"
+        else:
+            _collect(name, value, texts)
+    # one look at everything; which text it is matters only where something is wrong
+    together = "".join(text for _, text in texts)
+    if not together.isprintable() or "::" in together or any(_is_odd(text) for _, text in texts):
+        yield from (f"{name} {fault}" for name, text in texts for fault in _text_faults(text))
     if isinstance(row, Offer):
         yield from (f"kernel {fault}" for fault in _name_faults(row.kernel))
     elif isinstance(row, Alias):
@@ -63,22 +67,42 @@ def _row_faults(row: object) -> Iterable[str]:
         yield from (f"kernels {fault}" for kernel in kernels for fault in _name_faults(kernel))
 
 
-def _text_faults(value: object) -> Iterable[str]:
-    """Faults of every text inside a value, however deep."""
+@functools.cache
+def _columns(row: Hashable) -> tuple[tuple[str, type, bool], ...]:
+    """Each field of a row class: its name, the type its annotation stands for, and whether None is one of its
+    values."""
+    columns = []
+    for item in fields(row):  # type: ignore[arg-type]
+        annotation = str(item.type)
+        kind = next((kind for word, kind in _KINDS if annotation.startswith(word)), str)
+        columns.append((item.name, kind, "None" in annotation))
+    return tuple(columns)
+
+
+def _collect(name: str, value: object, texts: list[tuple[str, str]]) -> None:
+    """Every text inside a value, however deep."""
     if isinstance(value, str):
-        # a subclass could compare as one word and print as another
-        if type(value) is not str:
-            yield f"needs plain text, got {type(value).__name__}"
-        elif len(value) > _LIMIT_CHARACTERS:
-            yield f"needs at most {_LIMIT_CHARACTERS} characters, got {len(value)}"
-        elif not value.isprintable() or "::" in value:
-            yield f"needs one printable line without '::', got {value!r}"
+        texts.append((name, value))
     elif isinstance(value, Mapping):
         for pair in value.items():
-            yield from _text_faults(pair)
+            _collect(name, pair, texts)
     elif isinstance(value, (tuple, list, frozenset, set)):
         for part in value:
-            yield from _text_faults(part)
+            _collect(name, part, texts)
+
+
+def _is_odd(text: str) -> bool:
+    return type(text) is not str or len(text) > _LIMIT_CHARACTERS
+
+
+def _text_faults(text: str) -> Iterable[str]:
+    # a subclass could compare as one word and print as another
+    if type(text) is not str:
+        yield f"needs plain text, got {type(text).__name__}"
+    elif len(text) > _LIMIT_CHARACTERS:
+        yield f"needs at most {_LIMIT_CHARACTERS} characters, got {len(text)}"
+    elif not text.isprintable() or "::" in text:
+        yield f"needs one printable line without '::', got {text!r}"
 
 
 def _name_faults(name: object) -> Iterable[str]:
