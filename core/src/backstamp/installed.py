@@ -200,7 +200,7 @@ def _metadata(distribution: Distribution, folder: str) -> tuple[str, str, tuple[
         # parsed once: each property of a distribution would read the file again
         text = distribution.metadata
         requires = text.get_all("Requires-Dist") or distribution.requires or ()
-                whole = "Name" in text
+        whole = "Name" in text
         return str(text.get("Name", stem)), str(text.get("Version", UNKNOWN)), tuple(requires), whole
     # importlib_metadata raises a FileNotFoundError of its own, depending on its version
     except (KeyError, OSError, ValueError, TypeError, AttributeError):
