@@ -9,15 +9,18 @@ drivers and device nodes opened, heavy libraries imported, Backstamp objects rep
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import backstamp
 from backstamp.loading import import_plugin
 
 __all__ = ["Seen", "read_report", "watch"]
@@ -57,6 +60,7 @@ def watch(target: str, factories: Sequence[str]) -> Seen:
             if pattern.fullmatch(path if event == "open" else os.path.basename(path)):
                 drivers.setdefault(path)
 
+    _load_core()
     before, here = _fingerprint(), set(sys.modules)
     sys.addaudithook(hear)
     import_plugin(target)
@@ -86,6 +90,13 @@ def _mapped_drivers() -> list[str]:
     except OSError:
         return []
     return sorted(path for path in paths if _DRIVERS.fullmatch(os.path.basename(path)) or _NODES.fullmatch(path))
+
+
+def _load_core() -> None:
+    """Every module of core that needs nothing else, so that a change to any of them shows."""
+    for module in pkgutil.iter_modules(backstamp.__path__, "backstamp."):
+        if not module.ispkg and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
 
 
 def _fingerprint() -> dict[str, int]:
