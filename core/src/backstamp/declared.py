@@ -179,7 +179,7 @@ def _value_from_json(name: str, value: object) -> object:
     if isinstance(value, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "by_phase" and isinstance(value, dict):
-        return {phase: tuple(kernels) for phase, kernels in value.items()}
+        return {phase: tuple(kernels) if isinstance(kernels, list) else kernels for phase, kernels in value.items()}
     if name == "phase_inputs" and isinstance(value, dict):
-        return {phase: frozenset(inputs) for phase, inputs in value.items()}
+        return {phase: frozenset(inputs) if isinstance(inputs, list) else inputs for phase, inputs in value.items()}
     return value

@@ -110,7 +110,7 @@ class _Child(NamedTuple):
 def _child(arguments: Sequence[str], word: str, timeout_s: float) -> _Child:
     """Run Python with one line of input; a fault is how it ended, in the last line it left."""
     # a session of its own: what the plugin started would keep the pipes open after it is gone
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -118,15 +118,14 @@ def _child(arguments: Sequence[str], word: str, timeout_s: float) -> _Child:
         text=True,
         errors="replace",
         start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(f"{word}\n", timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return _Child("", f"hangs at import: no answer in {timeout_s:g} s")
-    finally:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(f"{word}\n", timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return _Child("", f"hangs at import: no answer in {timeout_s:g} s")
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == 0:
         return _Child(stdout, None)
     ended = f"ends the process, {_status(process.returncode)}"

@@ -9,6 +9,7 @@ drivers and device nodes opened, heavy libraries imported, Backstamp objects rep
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -84,11 +85,14 @@ def read_report(stdout: str, word: str) -> Seen | None:
 
 def _mapped_drivers() -> list[str]:
     """Drivers that were loaded past Python's eyes, by a library or a loader of its own."""
-    try:
-        paths = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text("utf-8").splitlines()}
-        paths |= {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")}
-    except OSError:
-        return []
+    paths: set[str] = set()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/maps").read_text("utf-8", errors="replace").splitlines()
+        paths |= {line.split(maxsplit=5)[-1].strip() for line in lines}
+        for name in os.listdir("/proc/self/fd"):
+            # the descriptor that listed the folder is gone by now
+            with contextlib.suppress(OSError):
+                paths.add(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in paths if _DRIVERS.fullmatch(os.path.basename(path)) or _NODES.fullmatch(path))
 
 
