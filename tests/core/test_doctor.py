@@ -67,20 +67,41 @@ def test_a_plugin_that_ends_its_process_is_a_fault_with_the_way_it_ended(site: P
 HANGS = {
     "loop": "while True:\n    pass\n",
     "sleeps": "import time\ntime.sleep(600)\n",
-    "child": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n",
     "ignores": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n",
 }
 
 
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_plugin_that_hangs_is_a_fault_after_the_timeout(site: Path, hang: str) -> None:
-    """Its children go with it: one that holds the pipes would keep the doctor waiting."""
+    """Whatever it does with signals."""
     carried(site, "slow", HANGS[hang])
     before = time.monotonic()
     (finding,) = found_in(site, "slow", timeout_s=2.0)
     assert time.monotonic() - before < 20
     assert finding.level == "fault"
     assert finding.text == "hangs at import: no answer in 2 s"
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "os._exit(0)"], ids=["hangs", "exits"])
+def test_what_a_plugin_started_goes_with_it(site: Path, tmp_path: Path, end: str) -> None:
+    """A child that holds the pipes would keep the doctor waiting, and one that lives on would keep the machine busy."""
+    pid = tmp_path / "pid"
+    source = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n{end}\n"
+    )
+    carried(site, "breeds", source)
+    before = time.monotonic()
+    (finding,) = found_in(site, "breeds", timeout_s=3.0)
+    assert finding.level == "fault"
+    assert time.monotonic() - before < 20
+    stat = Path(f"/proc/{pid.read_text('utf-8')}/stat")
+    deadline = time.monotonic() + 10
+    # killed, it stays a zombie until whoever inherits it collects it
+    while stat.exists() and stat.read_text("utf-8").split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not stat.exists() or stat.read_text("utf-8").split()[2] == "Z"
 
 
 def test_killers_of_discovery_are_found_and_the_rest_is_not_blamed(site: Path) -> None:

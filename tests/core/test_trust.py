@@ -233,11 +233,15 @@ def test_a_row_of_a_class_of_its_own_is_refused(site: Path) -> None:
     assert "must answer Offer rows, got Sly" in failure.cause
 
 
-@pytest.mark.parametrize("factory", ["os:system", "subprocess:run", "backstamp.cli:main", "honest.backend:build"])
+@pytest.mark.parametrize(
+    "factory", ["os:system", "subprocess:run", "backstamp.cli:main", "honest.backend:build", "unowned:f"]
+)
 def test_a_factory_outside_its_own_distribution_is_refused(site: Path, factory: str) -> None:
     """Though top_level.txt lists that package: what was installed speaks."""
     declare(site, "evil", Declared(offers=(replace(cpu_offer("evil", "evil"), factory=factory),)))
-    (site / "evil-1.0.dist-info" / "top_level.txt").write_text("evil\nos\nsubprocess\nbackstamp\nhonest\n", "utf-8")
+    (site / "evil-1.0.dist-info" / "top_level.txt").write_text(
+        "evil\nos\nsubprocess\nbackstamp\nhonest\nunowned\n", "utf-8"
+    )
     (failure,) = along(site).failures
     assert "lies outside its distribution's packages ['evil']" in failure.cause
 
