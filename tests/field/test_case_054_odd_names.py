@@ -9,6 +9,7 @@ import pytest
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
+from backstamp.errors import PluginFailed
 from backstamp.testing.dists import write_plugin
 from tests.sites import ask, fresh_site, python
 
@@ -40,3 +41,12 @@ def test_each_odd_name_has_one_note(site: Path) -> None:
         (note,) = [note for note in discovery.notes if f"entry {name}" in note]
         assert told in note
     assert len(discovery.notes) == 4
+
+
+def test_a_failed_plugin_is_known_by_the_name_as_it_is_written(site: Path) -> None:
+    """networkx #8160: whoever types what the metadata says is told the cause, not that the key is unknown."""
+    points = "[backstamp.plugins]\nbroken-name = broken.plugin\n"
+    write_plugin(site, "broken", source="import nothing_of_this_name", points=points)
+    for key in ("broken-name", "broken_name"):
+        with pytest.raises(PluginFailed, match="nothing_of_this_name"):
+            ask(build_catalogue(discover([str(site)])), key)

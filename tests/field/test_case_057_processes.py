@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for folder in fresh_site(tmp_path, monkeypatch):
         write_plugin(folder, "k1-kernels", kernel="k1", carries_json=True)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        # so that what a test takes out of the environment does not come back after it
+        monkeypatch.setenv(VARIABLE, "")
         backstamp.register("driver", Driver())
         yield folder
         backstamp.unregister("driver")
@@ -109,6 +112,38 @@ def test_a_worker_elsewhere_knows_no_such_name(site: Path, monkeypatch: pytest.M
     monkeypatch.delenv(VARIABLE)
     child = python(f"{WORKER}print(json.dumps(answer))", site)
     assert json.loads(child.stdout) == {"k1": "k1", "k2": "unknown_key", "parent_only": []}
+
+
+BUILD = """\
+import pickle
+import sys
+import backstamp as b
+from backstamp.testing.fakes import recording_factory
+catalogue = b.build_catalogue(b.discover())
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        plan = pickle.load(file)
+    try:
+        built = b.build(plan, b.RunnerShape(), catalogue, load=recording_factory)
+        print(b.read_stamp(built.objects["decode", 0]).kernel)
+    except b.BackstampError as error:
+        print(error.code, error.who, "|", error.needed)
+"""
+
+
+def test_a_worker_that_is_handed_a_plan_builds_what_it_says_or_says_what_it_cannot(site: Path, tmp_path: Path) -> None:
+    """vllm #10238: the parent's plan is never resolved anew; what this process lacks is named before any weight."""
+    catalogue = build_catalogue(discover())
+    paths = [tmp_path / "k1.pickle", tmp_path / "k2.pickle"]
+    for path in paths:
+        path.write_bytes(pickle.dumps(ask(catalogue, path.stem)))
+    child = python(BUILD, site, *map(str, paths))
+    assert child.returncode == 0, child.stderr
+    first, second = child.stdout.splitlines()
+    assert first == "k1"
+    assert second.startswith("built_mismatch target ")
+    assert "'k2' (plugin driver)" in second
+    assert "<this process>" in second
 
 
 def test_a_key_of_the_parent_alone_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

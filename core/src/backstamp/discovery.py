@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from backstamp import API_VERSION
 from backstamp.contract import contract_of, note_of, upgrade
@@ -43,6 +43,9 @@ __all__ = [
     "read_again",
     "unmatched",
 ]
+
+#: A plugin module is a table of a few hundred rows; what is larger is not read for its names.
+_SOURCE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,8 @@ def _read(installed: Installed, entry: Entry, owners: Owners, notes: list[str]) 
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise SystemExit, or anything else, and must not take others down
-        names = frozenset({plugin.name}) | _seen_in_source(module, installed.distribution)
+        seen = frozenset() if entry.fault else _seen_in_source(module, installed.distribution)
+        names = frozenset({plugin.name, entry.written}) | seen
         return Failure(plugin=plugin, entry=entry.target, cause=_cause(error), error=error, names=names)
 
 
@@ -237,6 +241,8 @@ def _seen_in_source(module: str, distribution: Distribution) -> frozenset[str]:
             located = Path(spec.origin)
             if len(parts) > 1:
                 located = located.parent.joinpath(*parts[1:]).with_suffix(".py")
+        if not located.is_file() or located.stat().st_size > _SOURCE_BYTES:
+            return frozenset()
         tree = ast.parse(located.read_text("utf-8"))
     except (OSError, SyntaxError, ValueError, ImportError, RecursionError, MemoryError):
         return frozenset()

@@ -45,11 +45,13 @@ _TARGET: Final = re.compile(r"(?P<module>[\w.]+)\s*(?::\s*(?P<attr>[\w.]+)\s*)?(
 
 
 class Entry(NamedTuple):
-    """One entry point: its name, its target `module` or `module:attr`, and why it cannot be read, if so."""
+    """One entry point: its name, its target `module` or `module:attr`, why it cannot be read, if so, and its name as
+    it is written."""
 
     name: str
     target: str
     fault: str = ""
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +132,9 @@ def entries_of(installed: Installed, notes: list[str]) -> tuple[Entry, ...]:
         fault = "" if match else f"entry point {name!r} = {plain(value)!r} is not readable"
         other = entries.get(name)
         if other is None:
-            entries[name] = Entry(name, target, fault)
+            entries[name] = Entry(name, target, fault, raw)
         elif other.target != target:
-            entries[name] = Entry(name, other.target, f"two entries of this name: {other.target} and {target}")
+            entries[name] = other._replace(fault=f"two entries of this name: {other.target} and {target}")
         else:
             notes.append(plain(f"{who} is listed twice, with one target"))
     return tuple(entries.values())
