@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_a_failed_plugin_owns_the_names_its_source_shows(site: Path) -> None:
     source = "import nothing_of_this_name\n" + PLUGIN_SOURCE.format(kernel="acme_attn", package="acme")
     write_plugin(site, "acme", source=source)
     assert "acme_attn" in build_catalogue(discover([str(site)])).failures[0].names
+
+
+def test_a_source_that_is_no_table_is_not_read_for_names(site: Path) -> None:
+    """A failed plugin's module of megabytes would be parsed at every discovery; a pipe would be waited for."""
+    named = "import nothing_of_this_name\n" + PLUGIN_SOURCE.format(kernel="huge_attn", package="huge")
+    write_plugin(site, "huge", source=named + "#" * (2 << 20))
+    write_plugin(site, "piped", target="piped.pipe")
+    os.mkfifo(site / "piped" / "pipe.py")
+    (site / "piped" / "pipe").mkdir()
+    (site / "piped" / "pipe" / "__init__.py").write_text("raise ImportError('no')", "utf-8")
+    names = {failure.plugin.name: failure.names for failure in discover([str(site)]).failures}
+    assert names == {"huge": {"huge"}, "piped": {"piped"}}
 
 
 def test_a_missing_attribute_is_a_failure(site: Path) -> None:
