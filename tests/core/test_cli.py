@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
     """Text goes to standard error and fits the terminal."""
     status, out, err = backstamp("resolve", "--host", "epyc", "--attention-backend", "triton")
     assert (status, out) == (1, "")
-    assert "prefill attention backend 'triton' (plugin triton): needs cuda or rocm" in " ".join(err.split())
+    who = f"prefill attention backend 'triton' (plugin triton, backstamp-triton {version('backstamp-triton')})"
+    assert f"{who}: needs cuda or rocm" in " ".join(err.split())
     assert "what to do: Keys that resolve for prefill here:" in err
     assert max(len(line) for line in err.splitlines()) <= 80
 
