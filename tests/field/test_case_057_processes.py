@@ -147,10 +147,14 @@ def test_a_worker_that_is_handed_a_plan_builds_what_it_says_or_says_what_it_cann
 
 
 def test_a_key_of_the_parent_alone_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vllm #5657: the refusal names the key; it never serves another."""
+    """vllm #5657: the refusal says that only a parent registered it, and what to do."""
     monkeypatch.setenv(VARIABLE, "k2")
     discovery = discover([])
     assert discovery.parent_only == {"k2"}
     with pytest.raises(UnknownKey) as caught:
         ask(build_catalogue(discovery), "k2")
-    assert "'k2'" in caught.value.who
+    assert "k2, which was registered only in the parent process" in caught.value.found
+    assert "entry point" in caught.value.fix
+    with pytest.raises(UnknownKey) as elsewhere:
+        ask(build_catalogue(discover([])), "k3")
+    assert "the unknown key 'k3'" in elsewhere.value.found

@@ -33,9 +33,9 @@ _DRIVERS: Final = re.compile(
 )
 _NODES: Final = re.compile(r"/dev/(?:nvidia[\w-]*|kfd|dri/render\w*|davinci\w*|mtgpu[\w.]*|nvmap|dxg)")
 #: Packages that take seconds to import or open a driver when they do.
-_HEAVY: Final = (
-    *("torch", "triton", "numpy", "jax", "jaxlib", "tensorflow", "cupy", "numba", "transformers", "vllm", "sglang"),
-    *("flashinfer", "flash_attn", "xformers", "aiter", "torch_npu", "torch_musa", "tensorrt_llm", "pynvml"),
+_HEAVY: Final = re.compile(
+    "torch|triton|numpy|jax|jaxlib|tensorflow|cupy|numba|transformers|vllm|sglang|flashinfer|flash_attn|xformers|aiter"
+    "|torch_npu|torch_musa|tensorrt_llm|pynvml"
 )
 
 
@@ -65,7 +65,7 @@ def watch(target: str, factories: Sequence[str]) -> Seen:
     before, here = _fingerprint(), set(sys.modules)
     sys.addaudithook(hear)
     import_plugin(target)
-    heavy = tuple(name for name in _HEAVY if name in sys.modules and name not in here)
+    heavy = tuple(sorted(name for name in set(sys.modules) - here if _HEAVY.fullmatch(name)))
     changed = tuple(sorted(name for name, value in before.items() if _fingerprint_of(name) != value))
     drivers.update(dict.fromkeys(_mapped_drivers()))
     for name in factories:
