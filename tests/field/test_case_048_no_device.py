@@ -42,7 +42,7 @@ def test_an_installed_plugin_without_its_device_is_told_apart_from_a_missing_one
     with pytest.raises(Refused) as installed:
         ask(catalogue_of(ASCEND, plain), "ascend", host="h100")
     assert "npu" in installed.value.needed
-    assert "ascend" in installed.value.who
+    assert "backstamp-ascend 4.5" in installed.value.who
     with pytest.raises(NotInstalled) as missing:
         ask(catalogue_of(plain), "ascend", host="h100")
     assert "backstamp-ascend" in missing.value.message
