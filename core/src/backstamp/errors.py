@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AliasConflict",
+    "AlreadyRegistered",
     "BackstampError",
     "BadHost",
     "BadInput",
@@ -162,6 +163,15 @@ class AliasConflict(BackstampError, LookupError):
     """Two distributions claim one name; the name is poisoned, nothing else is."""
 
     code = "conflict"
+
+
+class AlreadyRegistered(BackstampError, ValueError):
+    """A second in-process plugin under a name that is taken.
+
+    .. versionadded:: 0.2
+    """
+
+    code = "already_registered"
 
 
 class ForeignAlias(Refused):
