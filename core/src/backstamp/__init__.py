@@ -24,15 +24,19 @@ if TYPE_CHECKING:
     from backstamp.launch import Launch, Policy, Requests, make_launch
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
+    from backstamp.registration import register, unregister
     from backstamp.resolution import resolve, resolve_on
     from backstamp.stamp import Stamp, read_stamp
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 #: Version of the plugin contract in `backstamp.hookspecs`; here, so that reading declarations needs no pluggy.
-API_VERSION = "0.1"
+API_VERSION = "0.2"
+#: The contract versions this core reads, newest first: the present one and the one before it.
+API_VERSIONS = ("0.2", "0.1")
 
 __all__ = [
     "API_VERSION",
+    "API_VERSIONS",
     "BackstampError",
     "Batch",
     "BuildRequest",
@@ -63,9 +67,11 @@ __all__ = [
     "load_model",
     "make_launch",
     "read_stamp",
+    "register",
     "resolve",
     "resolve_on",
     "this_host",
+    "unregister",
 ]
 
 _HOMES = {
@@ -99,9 +105,11 @@ _HOMES = {
     "load_model": "model",
     "make_launch": "launch",
     "read_stamp": "stamp",
+    "register": "registration",
     "resolve": "resolution",
     "resolve_on": "resolution",
     "this_host": "host",
+    "unregister": "registration",
 }
 
 

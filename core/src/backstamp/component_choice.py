@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from backstamp.declarations import Half, Phase
-from backstamp.errors import ConflictingRequest, NotInstalled, Refused
+from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.facts import Facts
 from backstamp.launch import SOURCES, Request
 from backstamp.per_layer import choose_per_layer
@@ -67,12 +67,15 @@ def choose_components(facts: Facts, phase: Phase, others: Sequence[Asked], fits:
     """Choose for every component that runs in this phase; an encoder runs once, with prefill."""
     decisions: list[Decision] = []
     for item in others:
-        if not item.cached and phase != "prefill":
+        if not item.question.cached and phase != "prefill":
             continue
         table = table_of(
-            "attention", (item,), ask(facts, "attention", (item,)), needs_of(phase, "attention", facts, item.cached)
+            "attention",
+            (item,),
+            ask(facts, "attention", (item,)),
+            needs_of(phase, "attention", facts, item.question.cached),
         )
-        table, choice = _choose_layers(facts, phase, table, fits if item.cached else None)
+        table, choice = _choose_layers(facts, phase, table, fits if item.question.cached else None)
         parts = tuple([part._replace(source=choice.source) for part in choice.parts])
         decisions.append(Decision(phase, table, choice._replace(parts=parts)))
     return tuple(decisions)
@@ -85,7 +88,7 @@ def _choose_layers(facts: Facts, phase: Phase, table: Table, fits: Fits | None) 
     apart = layers == "per_layer" or (layers == "auto" and scoped is None and not table.has_accepted())
     if not apart or len(item.groups) < 2:
         return table, _choose(facts, phase, table, fits)
-    return choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits)
+    return choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits, binding=scoped is not None)
 
 
 def _choose(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> Choice:
@@ -105,7 +108,7 @@ def _choices(facts: Facts, phase: Phase, table: Table) -> Iterator[Choice]:
     scoped = facts.launch.components.get(component)
     wish = _wish(facts, phase)
     if scoped is not None and _binds(facts, phase, component):
-        yield from _rows(table, bind_key(facts, table, scoped.value, who, scoped.source))
+        yield from _rows(table, _bind(facts, table, scoped, who))
         return
     why = "its cache is not that of the main component"
     if wish is not None:
@@ -118,7 +121,7 @@ def _choices(facts: Facts, phase: Phase, table: Table) -> Iterator[Choice]:
     # a weaker source's own word for this component comes before nobody's
     others = _auto(facts, table, who)
     if scoped is not None:
-        others = _rows(table, bind_key(facts, table, scoped.value, who, scoped.source))
+        others = _rows(table, _bind(facts, table, scoped, who))
     for choice in others:
         if wish is None:
             yield choice
@@ -131,6 +134,13 @@ def _binds(facts: Facts, phase: Phase, component: str) -> bool:
     """Whether a request is scoped to a component, by a source no weaker than the one whose wish holds for all."""
     scoped, wish = facts.launch.components.get(component), _wish(facts, phase)
     return scoped is not None and (wish is None or SOURCES.index(scoped.source) <= SOURCES.index(wish.source))
+
+
+def _bind(facts: Facts, table: Table, scoped: Request, who: str) -> Choice:
+    try:
+        return bind_key(facts, table, scoped.value, who, scoped.source)
+    except BackstampError as refusal:
+        raise refusal.of(scoped.setting) from refusal.__cause__
 
 
 def _rows(table: Table, choice: Choice) -> Iterator[Choice]:
