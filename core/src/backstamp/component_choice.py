@@ -41,7 +41,7 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
     Raises:
         ConflictingRequest: the component and those that are there are named, or both requests.
     """
-    if facts.role == "draft":
+    if facts.role == "draft" or not facts.launch.components:
         return
     main = facts.launch.components.get(components[0])
     for half in ("prefill", "decode"):

@@ -27,7 +27,7 @@ def losses_of(facts: Facts, decisions: Iterable[Decision]) -> tuple[Loss, ...]:
     """Every loss of every decision, each once, in the order given."""
     losses: list[Loss] = []
     for decision in decisions:
-        lost = _lost_graph(facts, decision)
+        lost = _lost_graph(facts, decision) if facts.engine.graph != "never" else None
         if lost is not None:
             cost = f"CUDA graph {facts.engine.graph} -> {GRAPH_LEVELS[lost.level]}{lost.under}"
             losses.append(Loss("graph", decision.phase, decision.choice.kernel, cost, lost.alternative))
@@ -56,7 +56,7 @@ class _Lost(NamedTuple):
 def _lost_graph(facts: Facts, decision: Decision) -> _Lost | None:
     """What is left of the graph an engine wants, and why; None where all of it is."""
     phase, table, choice = decision
-    if facts.engine.graph == "never" or phase not in GRAPHED:
+    if phase not in GRAPHED:
         return None
     wanted, have = GRAPH_LEVELS.index(facts.engine.graph), _level(choice.parts)
     if have >= wanted:

@@ -277,5 +277,7 @@ class PhaseWork:
         return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].question.cached))
 
     def _cached(self, phase: Phase) -> list[Part]:
+        if not self.others:
+            return []
         parts = [part for decision in self.components.get(phase, ()) for part in decision.choice.parts]
         return [part for part in parts if part.asked.question.cached]

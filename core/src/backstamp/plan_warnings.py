@@ -39,9 +39,8 @@ _SPECULATIVE: Final = (
 _STEPPED: Final[tuple[Phase, ...]] = ("verify", "draft_decode")
 
 
-def warnings_of(work: PhaseWork, linear: LinearSlot) -> tuple[Warn, ...]:
-    """Every warning of a plan, each once."""
-    decisions = [*work.decisions(), *linear.decisions]
+def warnings_of(work: PhaseWork, linear: LinearSlot, decisions: Sequence[Decision]) -> tuple[Warn, ...]:
+    """Every warning of a plan, each once; `decisions` are those of both slots."""
     found = [*work.facts.warnings, *(warning for phase in work.warned.values() for warning in phase)]
     for decision in linear.decisions:
         found += decision.choice.warnings
@@ -49,7 +48,8 @@ def warnings_of(work: PhaseWork, linear: LinearSlot) -> tuple[Warn, ...]:
     found += _about_requests(work.facts)
     found += _about_components(work.facts)
     found += _about_rows(work.facts, decisions)
-    found += graphs_off(work.facts, decisions)
+    if work.facts.engine.graph != "never":
+        found += graphs_off(work.facts, decisions)
     found += _about_host(work.facts)
     return tuple(dict.fromkeys(found))
 

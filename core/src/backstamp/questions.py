@@ -124,7 +124,7 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         kv_dtype=facts.kv_dtype,
         kv_name=launch.kv_cache_dtype,
         words=situations | features | {f"kv_{facts.kv_dtype}"},
-        sinks=tuple(sorted({group.facts.sinks for group in groups if group.facts.sinks is not None})),
+        sinks=tuple(sorted({group.facts.sinks or "" for group in groups} - {""})) if "sinks" in features else (),
         allowed=rule.allowed,
         allowed_by=rule.allowed_by,
         cached=slot_of(groups[0].facts.family) == "attention" and any(at.facts.attn_type != "encoder" for at in groups),

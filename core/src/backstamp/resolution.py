@@ -96,7 +96,7 @@ def resolve_on(
         num_steps=launch.speculative_num_steps,
         topk=launch.speculative_topk,
         losses=losses_of(facts, decisions),
-        warnings=warnings_of(work, linear),
+        warnings=warnings_of(work, linear, decisions),
         bypassed=tuple(sorted(launch.policy.bypass)),
         features=features,
         conversions=conversions_of(decisions),
@@ -111,7 +111,7 @@ def _captured(decisions: Sequence[Decision]) -> list[Part]:
 
 def _check_sparse_parent(facts: Facts) -> None:
     """A key for another kernel beside the sparse kernel's sub-settings is a conflict, whether or not it could serve."""
-    sparse = facts.launch.sub_settings("dsa_")
+    sparse = facts.launch.sub_settings("dsa_") if facts.launch.keys else ()
     if not sparse:
         return
     for request in facts.launch.pair():
