@@ -35,6 +35,17 @@ def test_an_encoder_shares_no_page_size_with_the_cache() -> None:
     assert (groups_of(plan)["vision"].kernel, plan.page_size) == ("enc", 16)
 
 
+def test_unlike_layers_of_an_encoder_share_no_page_size_either() -> None:
+    """Layer by layer, two kernels with pages of their own, and nothing cached to disagree about."""
+    rows = [
+        replace(ENC, kernel=f"enc{dim}", head_dims=(dim,), page_sizes=PageSizes(preferred=size, exact=(size,)))
+        for dim, size in ((64, 7), (128, 11))
+    ]
+    towers = [(2, replace(VISION, head_dim=dim, v_head_dim=dim)) for dim in (64, 128)]
+    plan = plan_with([MAIN, *rows], model=model_with((2, DENSE), *towers))
+    assert [group.kernel for group in plan.phase("prefill").groups] == ["k", "enc64", "enc128"]
+
+
 def test_a_component_with_a_cache_must_share_it() -> None:
     """A kernel with pages of its own is passed over, and is an error where nothing else serves."""
     odd = kernel(

@@ -42,6 +42,17 @@ def test_a_wish_nothing_fulfils_leaves_the_rank() -> None:
     assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("c", "auto")
 
 
+def test_a_wish_for_a_denied_distributions_kernel_is_not_followed() -> None:
+    """The operator's list is stronger than a family's wish."""
+    barred = fake_plugin("barred", [kernel("barred", priority=99)])
+    plan = plan_with(
+        [*OFFERS, barred, ours(rule(kernels=("barred", "a")))],
+        model=MODEL,
+        policy=Policy(deny=frozenset({"fake-barred"})),
+    )
+    assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("a", "family")
+
+
 def test_a_wish_that_fits_and_is_not_installed_is_the_answer() -> None:
     """As for a key: the missing library is told instead of another kernel taken."""
     wished = kernel("wished", requires=("lib>=2",))

@@ -11,6 +11,7 @@ from backstamp.engine import EngineFacts
 from backstamp.errors import BuiltMismatch, ConflictingRequest, StrictViolation, Unstamped
 from backstamp.factories import Built
 from backstamp.launch import Policy, Requests
+from backstamp.model import UnreadPart
 from backstamp.stamp import read_stamp, verify_consumed
 from backstamp.testing.fakes import RecordingBackend, catalogue_of, fake_plugin
 from tests.resolving import kernel
@@ -108,3 +109,10 @@ def test_a_setting_an_engine_keeps_from_a_component_is_told() -> None:
     assert texts_of(plan_with([EAGER, FAST], model=MODEL, engine=engine), "lost") == []
     with pytest.raises(StrictViolation, match="vision"):
         plan_with([EAGER, FAST], ASKED, model=MODEL, engine=engine, policy=Policy(strict=True))
+
+
+def test_a_part_nobody_could_read_is_kept_from_the_setting_too() -> None:
+    """Qwen3-ASR #201: a tower whose facts are unknown is as unreached as one whose facts are known."""
+    engine = EngineFacts(components=frozenset({"main"}))
+    model = replace(model_with((4, DENSE)), unread=(UnreadPart("audio", "an unknown tower"),))
+    assert "audio" in texts_of(plan_with([EAGER], ASKED, model=model, engine=engine), "lost")[0]

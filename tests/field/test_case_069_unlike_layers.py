@@ -96,6 +96,7 @@ def test_a_second_component_is_decided_layer_by_layer_too() -> None:
     plan = plan_with(offers, host=SM86, model=model, policy=PER_LAYER)
     of_cross = [(group.kernel, len(group.layers)) for group in plan.phase("decode").groups[1:]]
     assert of_cross == [("fa2", 25), ("triton", 5)]
+    assert "decode, component cross_attention: unlike layers run 25 x fa2, 5 x triton" in texts_of(plan, "per_layer")
 
 
 def test_uniform_without_one_kernel_for_all_is_an_error_with_every_reason() -> None:
