@@ -73,7 +73,7 @@ def _about_requests(facts: Facts) -> Iterator[Warn]:
                 yield Warn("unused", f"--{name.replace('_', '-')} {getattr(launch, name)}: nothing drafts")
     policy = launch.policy
     for flag, names in (("--allow", policy.allow), ("--deny", policy.deny)):
-        for name in unmatched(facts.host.catalogue, names):
+        for name in () if not names else unmatched(facts.host.catalogue, names):
             found = ", ".join(distributions_of(facts.host.catalogue)) or "none"
             yield Warn("unmatched", plain(f"{flag} {name}: no such plugin distribution; found {found}"))
 
