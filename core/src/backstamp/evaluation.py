@@ -108,8 +108,7 @@ class Reasons(NamedTuple):
 
     @property
     def distance(self) -> tuple[bool, bool, int]:
-        """How far it is from serving: another kind of device is farther than any of this one, another family of layers
-        farther than any of the model's."""
+        """How far it is from serving: first of all those of another kind of device, then of another family of layers."""
         codes = {verdict.code for verdict in self.verdicts}
         return "device" in codes, "family" in codes, len(self.verdicts)
 

@@ -227,12 +227,8 @@ def make_launch(
     are left alone. A draft role implies speculation even when no algorithm was named: there is no other reason to ask
     about a draft.
     """
-    sources: tuple[tuple[Source, Requests | None], ...] = (
-        ("operator", operator),
-        ("embedder", embedder),
-        ("family", family),
-    )
-    asked = [(source, requests) for source, requests in sources if requests is not None]
+    ranked = zip(SOURCES, (operator, embedder, family), strict=True)
+    asked = [(source, requests) for source, requests in ranked if requests is not None]
     keys: dict[str, Request] = {}
     components: dict[str, Request] = {}
     features: dict[str, tuple[bool, Source]] = {}
