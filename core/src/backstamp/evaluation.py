@@ -108,7 +108,7 @@ class Reasons(NamedTuple):
 
     @property
     def distance(self) -> tuple[bool, bool, int]:
-        """How far it is from serving: first of all those of another kind of device, then of another family of layers."""
+        """How far it is from serving: first another kind of device, then another family of layers."""
         codes = {verdict.code for verdict in self.verdicts}
         return "device" in codes, "family" in codes, len(self.verdicts)
 
