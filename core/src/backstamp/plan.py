@@ -86,6 +86,7 @@ class Verdict(NamedTuple):
             "wanted": self.wanted,
             "have": self.have,
             "message": self.message,
+            "plugin": self.plugin,
         }
 
 
