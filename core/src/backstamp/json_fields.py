@@ -95,12 +95,9 @@ class JsonFields:
             raise self.bad(name, "true or false", _short(value))
         return value
 
-    def scalar(self, name: str) -> str | int | bool:
-        """A string, a whole number, or true or false."""
-        value = self._get(name)
-        if not isinstance(value, str | int):
-            raise self.bad(name, "a string, a whole number, true or false", _short(value))
-        return value
+    def value(self, name: str) -> object:
+        """Whatever is there, to be read elsewhere."""
+        return self._get(name)
 
     def words(self, name: str) -> tuple[str, ...]:
         """A list of strings."""

@@ -95,13 +95,20 @@ class Flags:
         typer.Option(help="Named or recorded host; default this machine.", rich_help_panel=_WHAT, metavar="HOST"),
     ] = None
 
+    def requests(self) -> Requests:
+        """What these flags ask for."""
+        return Requests(**{item.name: getattr(self, item.name) for item in dataclasses.fields(Requests)})
+
+    def policy(self) -> Policy:
+        """How strictly they ask."""
+        return Policy(strict=self.strict, bypass=frozenset(self.bypass or ()))
+
     def launch(self, role: Role | None = None) -> Launch:
         """The launch these flags ask for; a draft model switches speculation on."""
-        asked = {item.name: getattr(self, item.name) for item in dataclasses.fields(Requests)}
-        if self.draft_model is not None and asked["speculative_algorithm"] is None:
-            asked["speculative_algorithm"] = "STANDALONE"
-        policy = Policy(strict=self.strict, bypass=frozenset(self.bypass or ()))
-        return make_launch(Requests(**asked), policy=policy, role=role if role is not None else self.role)
+        asked = self.requests()
+        if self.draft_model is not None and asked.speculative_algorithm is None:
+            asked = dataclasses.replace(asked, speculative_algorithm="STANDALONE")
+        return make_launch(asked, policy=self.policy(), role=role if role is not None else self.role)
 
     def engine_facts(self) -> EngineFacts:
         """The engine's facts, from a file or permissive."""
@@ -129,9 +136,13 @@ class Flags:
         return self.target_model()
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's `flags: Flags` parameter by the fields of `Flags`, as typer reads signatures."""
-    names = [item.name for item in dataclasses.fields(Flags)]
+def with_flags(command: Callable[..., None], without: frozenset[str] = frozenset()) -> Callable[..., None]:
+    """Replace a command's `flags: Flags` parameter by the fields of `Flags`, as typer reads signatures.
+
+    A command that has an option of its own in place of a field names it in `without`.
+    """
+    shown = [item for item in dataclasses.fields(Flags) if item.name not in without]
+    names = [item.name for item in shown]
 
     @functools.wraps(command)
     def spread(**given: object) -> None:
@@ -149,7 +160,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=of_flags[item.name]
         )
-        for item in dataclasses.fields(Flags)
+        for item in shown
     ]
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
