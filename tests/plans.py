@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from backstamp.declarations import Offer
+from backstamp.declarations import FEATURES, Offer
 from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError
 from backstamp.launch import Requests
@@ -17,7 +17,6 @@ from tests.resolving import kernel, plan_of
 #: Small, many-headed, latent, sliding beside full, and recurrent beside full.
 MODELS = (default_model(), *(model_from_config(config(name)) for name in ("mha", "mla", "gemma4", "hybrid")))
 _NAMES = st.sampled_from(("alpha", "beta", "gamma", "delta"))
-_KEYS = st.none() | _NAMES
 _LINEAR_PHASES = frozenset({"prefill", "decode", "verify"})
 
 _offers = st.builds(
@@ -37,15 +36,18 @@ _offers = st.builds(
     ),
 ).map(lambda offer: _linear(offer) if offer.family == "gdn" else offer)
 
-_requests = st.builds(
-    Requests,
-    attention_backend=_KEYS,
-    decode_attention_backend=_KEYS,
-    linear_attn_backend=st.none() | _NAMES.map(lambda name: f"{name}_linear"),
-    speculative_algorithm=st.sampled_from((None, "EAGLE")),
-    speculative_num_steps=st.sampled_from((None, 2, 4)),
-    page_size=st.sampled_from((None, 16, 64)),
-)
+
+def _requests(kernels: list[str], hybrid: bool) -> st.SearchStrategy[Requests]:
+    keys = st.none() | st.none() | st.sampled_from(kernels)
+    return st.builds(
+        Requests,
+        attention_backend=keys,
+        decode_attention_backend=keys,
+        linear_attn_backend=st.none() | st.just("base_linear") if hybrid else st.none(),
+        speculative_algorithm=st.sampled_from((None, "EAGLE")),
+        speculative_num_steps=st.sampled_from((None, 2, 4)),
+        page_size=st.sampled_from((None, 16, 64)),
+    )
 
 
 def _linear(offer: Offer) -> Offer:
@@ -62,18 +64,24 @@ def _linear(offer: Offer) -> Offer:
     )
 
 
+#: Serves everything and is nobody's first choice, so that most of what is generated resolves.
+_BASE = [
+    kernel("base", family=family, priority=0, head_dims=("any",), features=FEATURES, dtypes=frozenset({"bf16", "fp16"}))
+    for family in ("mha", "mla")
+]
+
+
 @st.composite
 def resolved(draw: st.DrawFn) -> tuple[Plan, list[Offer]]:
     """A plan the resolver makes, and the offers it made it of."""
     # a kernel has one priority and may have several rows
-    offers = list(
-        {(item.kernel, item.family): item for item in draw(st.lists(_offers, min_size=2, max_size=8))}.values()
-    )
+    made = {(item.kernel, item.family): item for item in draw(st.lists(_offers, min_size=2, max_size=8))}
+    offers = [*made.values(), *_BASE, _linear(_BASE[0])]
     model: ModelFacts = draw(st.sampled_from(MODELS))
     role = draw(st.sampled_from(("target", "draft")))
     engine = EngineFacts(graph=draw(st.sampled_from(("never", "uniform"))))
     libraries = draw(st.sampled_from((None, {"triton": "3.4.0", "flashinfer-python": "0.6.1"})))
-    asked = draw(_requests)
+    asked = draw(_requests(sorted({item.kernel for item in offers if item.slot == "attention"}), model.is_hybrid))
     try:
         plan = plan_of(offers, asked, model=model, role=role, engine=engine, libraries=libraries)
     except BackstampError:

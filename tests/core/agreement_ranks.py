@@ -1,6 +1,7 @@
-"""One rank of a job of four: agrees, then differs, then dies or hangs; run as a program, once a rank.
+"""One rank of a job of four: agrees, then differs, then loses a rank; run as a program, once a rank.
 
-It prints one line of JSON: what became of each step.
+Arguments: tcp, file or gloo; rank; world size; a folder; `dies` or `hangs`; the rank that does. It prints one line of
+JSON: what became of each step.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from backstamp.launch import Requests
 from backstamp.plan import Plan
 from tests.resolving import kernel, plan_of
 
+#: Of the step that loses a rank. The first steps wait for ranks that are still starting.
 TIMEOUT_S = 5.0
-START_S = timedelta(seconds=60)
+START_S = timedelta(seconds=90)
 
 
 def main() -> None:
-    """Run the steps of this rank: equal plans, another plan on rank 2, and rank 3 gone or silent."""
-    transport, rank, world_size, folder, end = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    """Run the steps of this rank: equal plans, another plan on rank 2, and one rank gone or silent."""
+    transport, folder, end = sys.argv[1], sys.argv[4], sys.argv[5]
+    rank, world_size, lost = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[6])
     through = _through(transport, rank, world_size, Path(folder))
     place = (rank, world_size) if transport != "gloo" else (None, None)
     usual = plan_of([kernel("flashinfer"), kernel("triton")])
@@ -37,11 +40,13 @@ def main() -> None:
     # ranks of unlike hosts that run the same agree
     steps["hosts"] = _step(through, replace(usual, host=f"host {rank}"), place)
     steps["differs"] = _step(through, unlike if rank == 2 else usual, place)
-    if rank == 3 and end == "dies":
+    if rank == lost and end == "dies":
+        print(json.dumps(steps))
+        sys.stdout.flush()
         os._exit(9)
-    if rank == 3 and end == "hangs":
+    if rank == lost and end == "hangs":
         time.sleep(600)
-    steps["ends"] = _step(through, usual, place)
+    steps["ends"] = _step(through, usual, place, TIMEOUT_S)
     print(json.dumps(steps))
     sys.stdout.flush()
     # a group with a dead rank cannot be taken down in order
@@ -67,9 +72,9 @@ def _through(transport: str, rank: int, world_size: int, folder: Path) -> object
     return dist.TCPStore("127.0.0.1", int(port.read_text("utf-8")), world_size, False, START_S)
 
 
-def _step(through: object, plan: Plan, place: tuple[int | None, int | None]) -> dict[str, str]:
+def _step(through: object, plan: Plan, place: tuple[int | None, int | None], timeout_s: float = 90.0) -> dict[str, str]:
     try:
-        agree(through, plan, *place, timeout_s=TIMEOUT_S)
+        agree(through, plan, *place, timeout_s=timeout_s)
     except BackstampError as error:
         return error.as_json()["error"]
     return {"code": "agreed"}

@@ -156,10 +156,7 @@ class _GlooExchange:
                 fix='Hand in the store the job was started with, or torch.distributed.new_group(backend="gloo")',
             )
         real = dist.get_rank(group), dist.get_world_size(group)
-        if (rank, world_size) not in ((None, None), (rank, None), (None, world_size), real) or rank not in (
-            None,
-            real[0],
-        ):
+        if rank not in (None, real[0]) or world_size not in (None, real[1]):
             raise BadInput(
                 "agreement through a group",
                 needed=f"its own rank {real[0]} of {real[1]}, or neither",

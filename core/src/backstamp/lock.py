@@ -41,8 +41,8 @@ __all__ = [
 LOCK_SCHEMA: Final = 1
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _LOCK: Final = ("schema", "backstamp", "launch", "configs", "plugins", "entries")
-#: A folder or file as exceptions quote it: two separators or more, so that "1/2" and "GDN/KDA" stay.
-_PATH: Final = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.+@ -]*[\w.+@-])+[\\/](?=[\w.+@-])")
+#: The folders of an absolute path as exceptions quote it: "GDN/KDA" and "1/2" are none.
+_PATH: Final = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[\w.+@~-]+(?: [\w.+@~-]+)*[\\/])+")
 _Words = TypeVar("_Words", Requests, Policy)
 
 
