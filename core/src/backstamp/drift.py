@@ -60,18 +60,21 @@ class _Causes:
 
     def __init__(self, old: Lock, new: Lock) -> None:
         self.plugins = _changes(dict(old.plugins), dict(new.plugins))
-        self.libraries = _changes(_libraries(old), _libraries(new))
         self.core = _changes({"backstamp": old.backstamp}, {"backstamp": new.backstamp})
+        before, after = _libraries(old), _libraries(new)
+        # a lock knows the libraries its plans name, so one that only one lock names need not have come or gone
+        both = {at: (before[at], after[at]) for at in before if at in after and before[at] != after[at]}
+        self.libraries = {at: f"library {at[1]} {was} -> {is_now}" for at, (was, is_now) in both.items()}
 
-    def of(self, rows: Iterable[PhasePlan | None]) -> tuple[str, ...]:
+    def of(self, host: str, rows: Iterable[PhasePlan | None]) -> tuple[str, ...]:
         """What changed of the plugins and libraries these phases name, else of any plugin, else of the core."""
-        named: list[str] = []
+        named: list[str | None] = []
         for row in rows:
             for plugin, library in _refs(row):
-                named += [self.plugins[plugin.distribution]] if plugin.distribution in self.plugins else []
-                if library is not None and library.distribution in self.libraries:
-                    named.append(f"library {self.libraries[library.distribution]}")
-        return tuple(dict.fromkeys(named)) or tuple(self.plugins.values()) or tuple(self.core.values())
+                named.append(self.plugins.get(plugin.distribution))
+                named.append(self.libraries.get((host, library.distribution)) if library is not None else None)
+        known = dict.fromkeys(change for change in named if change is not None)
+        return tuple(known) or tuple(self.plugins.values()) or tuple(self.core.values())
 
 
 def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
@@ -87,15 +90,15 @@ def _changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     return changes
 
 
-def _libraries(lock: Lock) -> dict[str, str]:
-    """The version of each library, where all plans of a lock name one and the same."""
-    found: dict[str, set[str]] = {}
-    for entry in lock.entries:
-        for row in _rows(entry.plan).values():
-            for _, library in _refs(row):
-                if library is not None:
-                    found.setdefault(library.distribution, set()).add(_library(library))
-    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+def _libraries(lock: Lock) -> dict[tuple[str, str], str]:
+    """The version of each library that a host's plans name, by host and library."""
+    return {
+        (entry.host, library.distribution): _library(library)
+        for entry in lock.entries
+        for row in _rows(entry.plan).values()
+        for _, library in _refs(row)
+        if library is not None
+    }
 
 
 def _refs(row: PhasePlan | None) -> Iterator[tuple[PluginRef, LibraryRef | None]]:
@@ -130,12 +133,12 @@ def _entry_drifts(old: LockEntry | None, new: LockEntry | None, causes: _Causes)
     if old is None or new is None or old.plan is None or new.plan is None:
         was, is_now = _outcome(old), _outcome(new)
         if was != is_now:
-            because = causes.of([*before.values(), *after.values()])
+            because = causes.of(entry.host, [*before.values(), *after.values()])
             yield Drift(*entry.key, "", "outcome", was, is_now, because)
         return
     for phase in dict.fromkeys([*before, *after]):
         yield from _phase_drifts(entry, phase, before.get(phase), after.get(phase), causes)
-    because = causes.of([*before.values(), *after.values()])
+    because = causes.of(entry.host, [*before.values(), *after.values()])
     for field, was, is_now in _plan_wide(old.plan, new.plan):
         yield Drift(*entry.key, "", field, was, is_now, because)
 
@@ -158,7 +161,7 @@ def _phase_drifts(
         changed = ["kernel"]
     for field in changed:
         reason = _lost_by(old, new) if field == "kernel" else ""
-        yield Drift(*entry.key, phase, field, before[field], after[field], causes.of([old, new]), reason)
+        yield Drift(*entry.key, phase, field, before[field], after[field], causes.of(entry.host, [old, new]), reason)
 
 
 def _phase_fields(row: PhasePlan | None) -> dict[str, str]:
