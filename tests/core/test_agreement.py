@@ -140,6 +140,29 @@ def test_the_bytes_that_travel_are_the_plan_and_nothing_else() -> None:
     assert json.loads(canonical_bytes(PLAN).decode("ascii"))["digest"] == PLAN.digest
 
 
+def test_agreeing_through_a_store_imports_no_torch() -> None:
+    """Any object with a store's five methods serves, in an engine that has torch or in a launcher that has not."""
+    program = (
+        "import sys\n"
+        "from backstamp import agree\n"
+        "from tests.resolving import kernel, plan_of\n"
+        "class Store(dict):\n"
+        "    def set(self, key, value): self[key] = value.encode()\n"
+        "    def get(self, key): return self[key]\n"
+        "    def add(self, key, value): return value\n"
+        "    def check(self, keys): return all(key in self for key in keys)\n"
+        "    def wait(self, keys, timeout): assert self.check(keys)\n"
+        "agree(Store(), plan_of([kernel('a')]), 0, 1)\n"
+        "import backstamp.cli.lock_commands\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+    environment = ordinary_environment(ROOT)
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
+    assert child.returncode == 0, child.stderr
+
+
 def run_job(transport: str, end: str, lost: int, folder: Path) -> dict[int, dict[str, dict[str, str]]]:
     """Four real processes; what became of each step on each rank that did not hang."""
     program = [sys.executable, str(ROOT / "tests" / "core" / "agreement_ranks.py"), transport]
