@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from backstamp.agreement import canonical_bytes, compare, differences
-from backstamp.errors import BadInput, Disagreement
+from backstamp.agreement import agree, canonical_bytes, compare, differences
+from backstamp.errors import BadInput, BadPlan, Disagreement
 from backstamp.launch import Requests
 from backstamp.plan import Plan
 from tests.children import ordinary_environment
@@ -138,6 +138,20 @@ def test_the_bytes_that_travel_are_the_plan_and_nothing_else() -> None:
     """JSON in ASCII, the same for the same plan, read back by any reader of plans."""
     assert canonical_bytes(PLAN) == canonical_bytes(plan_of(OFFERS))
     assert json.loads(canonical_bytes(PLAN).decode("ascii"))["digest"] == PLAN.digest
+
+
+@pytest.mark.parametrize(
+    ("shown", "word"),
+    [("", "needs JSON, got 0 other bytes"), ("cos\nsystem\n(S'x'\ntR.", "needs JSON"), ("{}", "field schema")],
+    ids=["nothing", "pickle", "another-record"],
+)
+def test_what_a_rank_shows_is_read_as_a_plan_and_nothing_else(shown: str, word: str) -> None:
+    """A peer's bytes are not trusted; the error says whose they are."""
+    store = torch.distributed.HashStore()
+    store.set("backstamp/plans/1/1", "another digest")
+    store.set("backstamp/plans/2/1", shown)
+    with pytest.raises(BadPlan, match=rf"^plan of rank 1.*{word}"):
+        agree(store, PLAN, 0, 2, timeout_s=5.0)
 
 
 def test_agreeing_through_a_store_imports_no_torch() -> None:

@@ -206,6 +206,15 @@ def test_a_change_no_plugin_made_is_the_cores() -> None:
     assert drift.because == ("backstamp 0.1.0 -> 0.2.0",)
 
 
+def test_a_change_none_of_the_plans_own_plugins_made_names_the_others() -> None:
+    """An alias list of a third plugin, for example."""
+    entry = OLD.entries[0]
+    other = entry._replace(plan=replace(entry.plan, page_size=32))
+    old = replace(OLD, plugins=(*OLD.plugins, ("third", "1.0")))
+    now = replace(OLD, plugins=(*OLD.plugins, ("third", "1.1")), entries=(other,))
+    assert [drift.because for drift in check_lock(old, now)] == [("third 1.0 -> 1.1",)]
+
+
 def test_another_launch_and_another_config_are_changes_of_the_whole_lock() -> None:
     """What was asked for comes first, because the rest follows from it."""
     old = replace(OLD, configs=(("model llama", "a" * 64),))

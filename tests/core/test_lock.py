@@ -146,6 +146,7 @@ def changed(*path: str | int, value: object = ...) -> object:
     [
         (changed("schema", value=2), "schema"),
         (changed("schema"), "schema"),
+        (changed("path", value="/home"), "path"),
         (changed("backstamp"), "backstamp"),
         (changed("launch"), "launch"),
         (changed("launch", "role", value="drafter"), "launch.role"),

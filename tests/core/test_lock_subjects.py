@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from backstamp.discovery import Failure
 from backstamp.drift import check_lock
 from backstamp.errors import BackstampError, BadInput, BadLock
 from backstamp.host import record_host
 from backstamp.launch import Policy, Requests
 from backstamp.lock import Lock, LockLaunch, lock_from_json, lock_text
 from backstamp.lock_subjects import GivenWords, config_digest, read_subjects, resolve_lock, subjects_of
+from backstamp.plan import PluginRef
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from tests.models import FOLDER, config
 from tests.resolving import kernel
@@ -203,6 +205,19 @@ def test_a_plugin_that_came_since_is_known_to_the_new_lock() -> None:
     now = resolve_lock(more, lock.launch, subjects_of(lock, GivenWords()))
     assert ("fake-q", "1.0") in now.plugins
     assert {drift.because for drift in check_lock(lock, now)} == {("fake-q 1.0 came",)}
+
+
+def test_a_plugin_that_failed_is_known_to_a_lock() -> None:
+    """It was installed: when it loads again, it has not come from nowhere."""
+    failure = Failure(
+        plugin=PluginRef("r", "fake-r", "1.0"),
+        entry="r",
+        cause="ImportError: x",
+        error=ImportError("x"),
+        names=frozenset(),
+    )
+    lock = resolve_lock(catalogue_of(*CATALOGUE.found, failures=[failure]), LockLaunch(), read_subjects(GivenWords()))
+    assert ("fake-r", "1.0") in lock.plugins
 
 
 def test_the_device_of_this_machine_is_remembered() -> None:

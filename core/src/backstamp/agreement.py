@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from backstamp.adoption import adopt
-from backstamp.errors import BadInput, Disagreement
+from backstamp.errors import BadInput, BadPlan, Disagreement
 from backstamp.exchange import Store, exchange
 from backstamp.plan import Plan
 from backstamp.plan_reading import plan_from_json
@@ -184,7 +184,7 @@ def _parsed(shown: bytes, rank: int) -> object:
     try:
         return json.loads(shown)
     except (ValueError, RecursionError) as cause:
-        raise BadInput(f"plan of rank {rank}", needed="JSON", found=f"{len(shown)} other bytes") from cause
+        raise BadPlan(f"plan of rank {rank}", needed="JSON", found=f"{len(shown)} other bytes") from cause
 
 
 def _listed(names: Sequence[str]) -> str:
