@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from backstamp import exchange as exchanging
 from backstamp.errors import BadInput, RankMissing
 from backstamp.exchange import exchange
 
@@ -91,6 +93,21 @@ def test_a_second_round_never_reads_the_first_ones_values() -> None:
     assert swap(store, 0, 2, b"c", timeout_s=30) == {0: b"c", 1: b"d"}
     other.join()
     assert shown == {b"b": {0: b"a", 1: b"b"}, b"d": {0: b"c", 1: b"d"}}
+
+
+def test_a_rank_stays_until_the_others_have_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may serve the store, and would take it along before the others know what became of them."""
+    monkeypatch.setattr(exchanging, "_LEAVE_S", 60.0)
+    store = dist.HashStore()
+    store.set("k/1/1", "b")
+    rank_0 = threading.Thread(target=swap, args=(store, 0, 2), kwargs={"timeout_s": 60})
+    rank_0.start()
+    store.wait(["k/1/read/0"], timedelta(seconds=10))
+    rank_0.join(0.3)
+    assert rank_0.is_alive()
+    store.set("k/1/read/1", "1")
+    rank_0.join(60)
+    assert not rank_0.is_alive()
 
 
 class ClosedStore(dist.Store):
