@@ -19,8 +19,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy core/src/backstamp $(wildcard plugins/*/src/*/plugin.py)
-	for module in $(subst /,,$(dir $(patsubst plugins/%,%,$(wildcard plugins/*/pyproject.toml)))); do \
-	  $(BIN)/backstamp declare --check backstamp_$$module.plugin || exit 1; done
+	$(BIN)/backstamp check $(patsubst plugins/%/pyproject.toml,backstamp_%.plugin,$(wildcard plugins/*/pyproject.toml))
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py

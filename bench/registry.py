@@ -51,10 +51,10 @@ def main() -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
-    print(f"{'what':52} {'time':>12} {'ratio':>7}  {'target':>7}  beside")
+    print(f"{'what':56} {'time':>12} {'ratio':>7}  {'target':>7}  beside")
     for row in rows:
         ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
-        print(f"{row['what']:52} {row['us']:>9.1f} us {ratio:>7}  {row['target']:>7}  {row['beside']}")
+        print(f"{row['what']:56} {row['us']:>9.1f} us {ratio:>7}  {row['target']:>7}  {row['beside']}")
     return 0
 
 
@@ -130,17 +130,34 @@ def resolves(rounds: int) -> list[dict[str, object]]:
     engine, model = EngineFacts(), default_model()
     plain = make_launch(Requests())
     drafted = make_launch(Requests(speculative_algorithm="EAGLE"))
+    target = resolve_on(host, drafted, engine, model)
+
+    def five() -> None:
+        """Target and draft of one launch: prefill, decode, verify; the draft's loop and extend (and its prefill)."""
+        plan = resolve_on(host, drafted, engine, model)
+        resolve_on(host, drafted, engine, model, role="draft", target=plan)
+
     timed = alternate(
         rounds,
         {
             "two": lambda: repeat(lambda: resolve_on(host, plain, engine, model)),
             "three": lambda: repeat(lambda: resolve_on(host, drafted, engine, model)),
+            "draft": lambda: repeat(lambda: resolve_on(host, drafted, engine, model, role="draft", target=target)),
+            "five": lambda: repeat(five),
         },
     )
-    two, three = timed["two"] / REPEATS, timed["three"] / REPEATS
+    two, three, draft, both = (timed[name] / REPEATS for name in ("two", "three", "draft", "five"))
     return [
         row(f"resolve, {CANDIDATES} candidates, 2 phases", two, two / 55, "60 us", "TokenSpeed, 55 us (quoted)"),
         row(f"resolve, {CANDIDATES} candidates, 3 phases", three, three / 55, "", "TokenSpeed, 55 us (quoted)"),
+        row(f"resolve a draft, {CANDIDATES} candidates, 3 phases", draft, draft / 55, "", "TokenSpeed, 55 us (quoted)"),
+        row(
+            f"resolve target and draft, {CANDIDATES} candidates, 5 phases",
+            both,
+            both / 55,
+            "300 us",
+            "TokenSpeed, 55 us (quoted)",
+        ),
     ]
 
 

@@ -10,7 +10,19 @@ from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError
 from backstamp.launch import Requests
 from backstamp.model import ModelFacts, default_model, model_from_config
-from backstamp.plan import GroupPlan, LibraryRef, LinearPlan, Loss, PhasePlan, Plan, PluginRef, Verdict, Warn
+from backstamp.plan import (
+    Conversion,
+    FeaturePlan,
+    GroupPlan,
+    LibraryRef,
+    LinearPlan,
+    Loss,
+    PhasePlan,
+    Plan,
+    PluginRef,
+    Verdict,
+    Warn,
+)
 from tests.models import config
 from tests.resolving import kernel, plan_of
 
@@ -97,15 +109,21 @@ def samples() -> dict[type[object], tuple[object, object]]:
     verdicts = Verdict("a", True), Verdict("b", False, "arch", "archs", "SM90", "SM80", "q")
     warns = Warn("failed", "plugin q"), Warn("assumed", "a library list")
     losses = Loss("graph", "decode", "a", "no graph", ""), Loss("plan", "verify", "b", "a host plan", "c")
+    features = FeaturePlan("lse", True, "auto", ""), FeaturePlan("sinks", False, "operator", "asked")
+    conversions = (
+        Conversion("sinks", "decode", "a", "bf16", "fp32"),
+        Conversion("scale", "prefill", "b", "fp16", "bf16"),
+    )
     groups = (
-        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0),
-        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3),
+        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator"),
+        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto"),
     )
     phases = tuple(_phases(*parts) for parts in zip(plugins, libraries, groups, verdicts, strict=True))
     linears = tuple(LinearPlan(found["decode"], found["prefill"], found["verify"]) for found in phases)
     plans = tuple(
         Plan(
             host=("h100", "mi300x")[at],
+            device=("cuda", "rocm")[at],
             model=("llama", "qwen3")[at],
             role=("target", "draft")[at],
             phases=tuple(phases[at].values()),
@@ -121,10 +139,12 @@ def samples() -> dict[type[object], tuple[object, object]]:
             losses=(losses[at],),
             warnings=(warns[at],),
             bypassed=((), ("companion",))[at],
+            features=(features[at],),
+            conversions=(conversions[at],),
         )
         for at in (0, 1)
     )
-    pairs = (plugins, libraries, verdicts, warns, losses, groups, linears, plans)
+    pairs = (plugins, libraries, verdicts, warns, losses, features, conversions, groups, linears, plans)
     firsts = phases[0]["prefill"], phases[1]["decode"]
     return {type(pair[0]): (pair[0], pair[1]) for pair in (*pairs, firsts)}
 

@@ -68,7 +68,7 @@ def test_a_plan_is_used_as_it_is_where_this_host_would_choose_another() -> None:
 def test_a_row_this_host_refuses_is_refused() -> None:
     """Rank 0 is SM90, this rank is not, and the row is not for it."""
     reasons = refused(described_host("a100", libraries=LIBRARIES))
-    assert "prefill: triton needs capability 9.0, 12.0, got SM80 (8.0)" in reasons
+    assert "prefill: triton needs SM90 (9.0), SM120 (12.0), got SM80 (8.0)" in reasons
     assert "decode: triton needs" in reasons
 
 

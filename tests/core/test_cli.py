@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
     """Text goes to standard error and fits the terminal."""
     status, out, err = backstamp("resolve", "--host", "epyc", "--attention-backend", "triton")
     assert (status, out) == (1, "")
-    assert "prefill attention backend 'triton' (plugin triton): needs cuda or rocm" in " ".join(err.split())
+    who = f"prefill attention backend 'triton' (plugin triton, backstamp-triton {version('backstamp-triton')})"
+    assert f"{who}: needs cuda or rocm" in " ".join(err.split())
     assert "what to do: Keys that resolve for prefill here:" in err
     assert max(len(line) for line in err.splitlines()) <= 80
 
@@ -100,6 +102,12 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
         (("declare", "json"), "implements no Backstamp hook"),
         (("resolve", "--host", "x" * 5000), "neither a file nor a known name"),
         (("resolve", "--bypass", "arch"), "companion"),
+        (("resolve", "--feature", "x=maybe"), "on or off"),
+        (("resolve", "--feature", "x=on"), "none does"),
+        (("resolve", "--component-backend", "vision"), "NAME=KEY"),
+        (("resolve", "--setting", "=x"), "NAME=VALUE"),
+        (("resolve", "--duplicate", "triton"), "distribution:name"),
+        (("resolve", "--allow", "a", "--deny", "a"), "a in both"),
     ],
 )
 def test_usage_is_one_clear_error_and_exits_2(arguments: tuple[str, ...], word: str) -> None:
@@ -284,3 +292,14 @@ def test_tables_fit_eighty_columns() -> None:
     ):
         _, out, _ = backstamp(*arguments)
         assert max(len(line) for line in out.splitlines()) <= 80, arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("resolve", "--nonsense"), ("resolve", "--page-size", "x"), ("frobnicate",), ("hosts", "show", "a", "b")],
+)
+def test_an_error_of_usage_is_json_too_where_json_was_asked_for(arguments: tuple[str, ...]) -> None:
+    """A tool that reads JSON reads every refusal, those of the command line's own parser included."""
+    status, out, err = backstamp(*arguments, "--json")
+    assert (status, err) == (2, "")
+    assert json.loads(out)["error"]["code"] == "bad_input"

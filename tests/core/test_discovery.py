@@ -124,8 +124,8 @@ def test_two_distributions_with_one_kernel_poison_that_name_only(site: Path) -> 
         resolve(launch, EngineFacts(), default_model(), described_host("epyc"), catalogue)
     assert "left, right" in caught.value.message
     qualified = make_launch(Requests(attention_backend="left:same"))
-    with pytest.raises(AliasConflict):
-        resolve(qualified, EngineFacts(), default_model(), described_host("epyc"), catalogue)
+    prefill = resolve(qualified, EngineFacts(), default_model(), described_host("epyc"), catalogue).phase("prefill")
+    assert (prefill.kernel, prefill.plugin.distribution) == ("same", "left")
     plan = resolve(make_launch(Requests()), EngineFacts(), default_model(), described_host("epyc"), catalogue)
     assert plan.phase("prefill").kernel == "good"
     assert [warning.code for warning in plan.warnings if "left and right" in warning.text] == ["shadowed"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from backstamp import __version__
 from backstamp.declarations import Offer, PageSizes
 from backstamp.drift import Drift, check_lock
 from backstamp.engine import EngineFacts
@@ -202,8 +203,8 @@ def test_a_change_no_plugin_made_is_the_cores() -> None:
     other = replace(plan, page_size=32)
     now = replace(OLD, entries=(OLD.entries[0]._replace(plan=other),))
     assert [drift.because for drift in check_lock(OLD, now)] == [()]
-    (drift,) = check_lock(OLD, replace(now, backstamp="0.2.0"))
-    assert drift.because == ("backstamp 0.1.0 -> 0.2.0",)
+    (drift,) = check_lock(OLD, replace(now, backstamp="9.9.9"))
+    assert drift.because == (f"backstamp {__version__} -> 9.9.9",)
 
 
 def test_a_change_none_of_the_plans_own_plugins_made_names_the_others() -> None:

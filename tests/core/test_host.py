@@ -198,3 +198,10 @@ def test_bytes_that_are_no_text_are_one_clear_line(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadHost):
         load_host(path)
+
+
+@pytest.mark.parametrize("arch", ["9", "sm_90", "9.0a", "hopper", "9.0.1", " 9.0"])
+def test_a_cuda_arch_is_a_compute_capability(arch: str) -> None:
+    """A misspelt arch would refuse every kernel and say that the machine is at fault."""
+    with pytest.raises(BadHost, match="a compute capability"):
+        parse_host({"device": "cuda", "arch": arch}, "box")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backstamp import __version__
 from backstamp.errors import BadLock, BadPlan, Refused
 from backstamp.launch import Policy, Requests
 from backstamp.lock import (
@@ -40,6 +41,7 @@ FULL = make_lock(
         policy=Policy(strict=True, bypass=frozenset({"companion", "library_version"})),
         role="target",
         device="cuda",
+        settings=(("OLD_BACKEND", "triton"),),
     ),
     configs=[("model qwen3", "ab"), ("model llama", "cd"), ("engine vllm", "ef")],
     plugins=[PluginRef("z", "backstamp-z", "2.0")],
@@ -118,10 +120,15 @@ def test_the_distributions_inside_a_lock_are_those_that_were_there() -> None:
 def test_every_field_of_a_launch_is_remembered(kind: type) -> None:
     """A flag that the lock forgot would be checked as unset."""
     values = {"frozenset": frozenset({"companion"}), "Literal": "per_layer", "str": "triton", "int": 2, "bool": True}
-    special = {"speculative_attention_mode": "decode"}
+    special = {
+        "speculative_attention_mode": "decode",
+        "duplicates": frozenset({"fake-p:triton"}),
+        "component_backends": {"vision": "triton"},
+        "features": {"sinks": False, "lse": True},
+    }
     for item in dataclasses.fields(kind):
         word = next(name for name in values if name in str(item.type))
-        asked = kind(**{item.name: special.get(item.name, values[word])})
+        asked = kind(**{item.name: special[item.name] if item.name in special else values[word]})
         launch = LockLaunch(**{"requests" if kind is Requests else "policy": asked})
         lock = make_lock([PLAN], launch=launch)
         assert lock != make_lock([PLAN]), item.name
@@ -151,6 +158,8 @@ def changed(*path: str | int, value: object = ...) -> object:
         (changed("launch"), "launch"),
         (changed("launch", "role", value="drafter"), "launch.role"),
         (changed("launch", "device", value=1), "launch.device"),
+        (changed("launch", "settings", value=["OLD=1"]), "launch.settings"),
+        (changed("launch", "requests", "features", value={"lse": "on"}), "launch.requests.features.lse"),
         (changed("launch", "requests", "page_size", value="16"), "launch.requests.page_size"),
         (changed("launch", "requests", "page_size", value=True), "launch.requests.page_size"),
         (changed("launch", "requests", "deterministic", value=1), "launch.requests.deterministic"),
@@ -187,4 +196,4 @@ def test_a_malformed_plan_in_a_lock_says_which() -> None:
 def test_a_lock_says_which_backstamp_resolved() -> None:
     """The core decides too."""
     assert make_lock([PLAN]).backstamp == Lock(entries=()).backstamp
-    assert lock_to_json(make_lock([PLAN]))["backstamp"] == "0.1.0"
+    assert lock_to_json(make_lock([PLAN]))["backstamp"] == __version__

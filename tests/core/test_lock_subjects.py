@@ -133,7 +133,9 @@ def test_what_the_lock_was_not_made_for_is_refused() -> None:
 
 def test_a_launch_is_remembered_with_its_flags() -> None:
     """Page size, key, strictness."""
-    launch = LockLaunch(requests=Requests(attention_backend="fa3", page_size=32), policy=Policy(strict=True))
+    launch = LockLaunch(
+        requests=Requests(attention_backend="fa3", page_size=32), policy=Policy(strict=True), settings=(("OLD", "1"),)
+    )
     lock = locked(launch, hosts=["h100"])
     now = again(lock)
     assert now.launch == launch

@@ -5,111 +5,18 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from backstamp.model import LayerFacts, ModelFacts, default_model, model_from_config
+from backstamp.model import LayerFacts, ModelFacts, default_model, group_layers, model_from_config
 from tests.models import FOLDER, config
-
-UNSET = asdict(LayerFacts(family="mha", num_qo_heads=1, num_kv_heads=1, head_dim=1, v_head_dim=1))
-
-
-def shown(facts: LayerFacts) -> dict[str, object]:
-    """The facts that say something, heads and dims as pairs."""
-    said = {name: value for name, value in asdict(facts).items() if value != UNSET[name] or name == "family"}
-    return {
-        "heads": (facts.num_qo_heads, facts.num_kv_heads),
-        "dims": (facts.head_dim, facts.v_head_dim),
-        **{name: value for name, value in said.items() if "head" not in name or name == "qk_rope_head_dim"},
-    }
-
-
-def mha(heads: tuple[int, int], dim: int, **more: object) -> dict[str, object]:
-    """A plain attention layer."""
-    return {"family": "mha", "heads": heads, "dims": (dim, dim), **more}
-
-
-def mla(heads: int, family: str = "mla", nope: int = 128, value: int = 128, **more: object) -> dict[str, object]:
-    """A latent attention layer: 512 latent, 64 rotary."""
-    ranks = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "ragged_dims": (nope + 64, value)}
-    return {"family": family, "heads": (heads, 1), "dims": (576, 512), **ranks, **more}
-
-
-V4 = {"family": "csa", "heads": (64, 1), "dims": (512, 512), "window_left": 127, "sinks": "fp32"}
-
-#: Layers of each kind, in order of first appearance. Read off the released configs and their modeling files.
-EXPECTED: dict[str, list[tuple[int, dict[str, object]]]] = {
-    "mha": [(32, mha((32, 8), 128))],
-    "mla": [(61, mla(128))],
-    "dsa": [(61, mla(128, "sparse_mla", index_topk=2048))],
-    "dsv4": [(23, {**V4, "compress_rate": 128}), (20, {**V4, "index_topk": 512, "compress_rate": 4})],
-    "hybrid": [
-        (36, {"family": "gdn", "heads": (16, 32), "dims": (128, 128), "conv_kernel": 4}),
-        (12, mha((16, 2), 256)),
-    ],
-    "kda": [(21, {"family": "kda", "heads": (32, 32), "dims": (128, 128), "conv_kernel": 4}), (6, mla(32))],
-    "sinks": [(18, mha((64, 8), 64, window_left=127, sinks="bf16")), (18, mha((64, 8), 64, sinks="bf16"))],
-    "softcap": [(13, mha((8, 4), 256, window_left=4095, softcap=50.0)), (13, mha((8, 4), 256, softcap=50.0))],
-    "mistral": [(32, mha((32, 8), 128, window_left=4095))],
-    "mixtral": [(32, mha((32, 8), 128))],
-    "qwen2": [(28, mha((28, 4), 128))],
-    "qwen2_sliding": [(28, mha((32, 8), 128)), (4, mha((32, 8), 128, window_left=4095))],
-    "qwen3": [(32, mha((32, 8), 128))],
-    "qwen3_moe": [(48, mha((32, 4), 128))],
-    "qwen3_5": [
-        (24, {"family": "gdn", "heads": (16, 32), "dims": (128, 128), "conv_kernel": 4}),
-        (8, mha((16, 4), 256)),
-    ],
-    "deepseek_v2": [(32, mla(32))],
-    "glm_moe_dsa": [(78, mla(64, "sparse_mla", nope=192, value=256, index_topk=2048))],
-    "gemma3": [(22, mha((8, 4), 256, window_left=4095)), (4, mha((8, 4), 256))],
-    "gemma4": [(25, mha((8, 4), 256, window_left=511)), (5, mha((8, 4), 512))],
-    "lfm2": [
-        (10, {"family": "short_conv", "heads": (1, 1), "dims": (2048, 2048), "conv_kernel": 3}),
-        (6, mha((32, 8), 64)),
-    ],
-    "nemotron_h": [
-        (27, {"family": "mamba2", "heads": (8, 128), "dims": (128, 64), "conv_kernel": 4}),
-        (4, mha((32, 8), 128)),
-    ],
-    "falcon_h1": [
-        (32, mha((32, 8), 128)),
-        (32, {"family": "mamba2", "heads": (1, 128), "dims": (256, 8), "conv_kernel": 4}),
-    ],
-    "minimax": [(16, mha((32, 8), 128)), (16, {"family": "lightning", "heads": (32, 32), "dims": (128, 128)})],
-    "phi": [(24, mha((32, 32), 64))],
-    "phi3": [(32, mha((32, 32), 96, window_left=2046))],
-}
 
 
 def changed(name: str, *gone: str, **fields: object) -> ModelFacts:
     """A config of the test data without some fields and with others."""
     kept = {field: value for field, value in config(name).items() if field not in gone}
     return model_from_config({**kept, **fields})
-
-
-def test_every_config_of_the_test_data_is_expected() -> None:
-    """A config nobody says anything about would test nothing."""
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(EXPECTED)
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_layers_are_what_the_released_model_is(name: str) -> None:
-    """Families, heads, dims and features, in order of first appearance."""
-    model = model_from_config(config(name))
-    assert [(len(group.layers), shown(group.facts)) for group in model.groups] == EXPECTED[name]
-    assert model.dtype == "bf16"
-    assert model.draft is None
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_groups_hold_every_mixer_of_every_layer_once(name: str) -> None:
-    """`layers` and `groups` are two readings of one model."""
-    model = model_from_config(config(name))
-    from_groups = sorted((at, group.facts.family) for group in model.groups for at in group.layers)
-    assert from_groups == sorted((at, facts.family) for at, layer in enumerate(model.layers) for facts in layer)
-    assert all(group.layers == tuple(sorted(group.layers)) for group in model.groups)
 
 
 def test_a_parallel_layer_has_both_of_its_mixers() -> None:
@@ -141,10 +48,45 @@ def test_a_model_is_described_in_one_line() -> None:
     """What `backstamp explain` prints of a model."""
     assert default_model().describe() == "llama (bf16): 32 x mha 32/8 heads, head dim 128"
     assert model_from_config(config("dsv4")).describe() == (
-        "deepseek_v4 (bf16): 23 x csa 64/1 heads, head dim 512, window 128, sinks fp32, 1/128; "
-        "20 x csa 64/1 heads, head dim 512, window 128, sinks fp32, top 512, 1/4"
+        "deepseek_v4 (bf16): 2 x csa 64/1 heads, head dim 512, window 128, sinks fp32; "
+        "21 x csa 64/1 heads, head dim 512, window 128, sinks fp32, top 512, 1/4; "
+        "20 x csa 64/1 heads, head dim 512, window 128, sinks fp32, 1/128"
     )
 
+
+def test_a_composite_model_is_described_component_by_component() -> None:
+    """Still one line: the main model unnamed, the others by name, and what is not known of it."""
+    assert model_from_config(config("llama4")).describe() == (
+        "llama4 (bf16): 36 x mha 40/8 heads, head dim 128, chunks of 8192; 12 x mha 40/8 heads, head dim 128"
+        " | vision: 34 x mha 16/16 heads, head dim 88, encoder"
+    )
+    assert model_from_config(config("mllama")).describe().count(" | ") == 2
+    assert ": 8 x mha 32/8 heads, head dim 128, cross |" in model_from_config(config("mllama")).describe()
+    assert model_from_config(config("qwen3_omni")).describe().endswith(" | not read: talker, code2wav")
+
+
+def test_the_main_component_leads_whatever_layer_comes_first() -> None:
+    """A decoder whose first layer is cross-attention is still a model, not a component."""
+    own = LayerFacts(family="mha", num_qo_heads=8, num_kv_heads=8, head_dim=64, v_head_dim=64)
+    other = replace(own, causal=False, attn_type="cross", component="cross_attention")
+    groups = group_layers([(other,), (own,), (other, own)])
+    assert [(group.component, group.layers) for group in groups] == [("main", (1, 2)), ("cross_attention", (0, 2))]
+
+
+def test_towers_and_cross_attention_make_no_hybrid() -> None:
+    """A recurrent language model with a vision tower has no attention of its own to share a cache with."""
+    recurrent = LayerFacts(family="mamba2", num_qo_heads=1, num_kv_heads=8, head_dim=64, v_head_dim=64)
+    tower = model_from_config(config("gemma3")).groups[-1]
+    model = ModelFacts(
+        name="m", architecture="", dtype="bf16", layers=((recurrent,),), groups=(*group_layers([(recurrent,)]), tower)
+    )
+    assert (model.is_hybrid, model.main_family, model.attention_groups) == (False, None, ())
+    assert model.components == ("main", "vision")
+    assert model_from_config(config("qwen3_5")).is_hybrid
+
+
+TEXT = {name: config(name)["text_config"] for name in ("llama4", "mllama")}
+CHUNKED = (["chunked_attention"] * 3 + ["full_attention"]) * 12
 
 LISTED_OTHERWISE = {
     "qwen3-next-interval": ("hybrid", {"full_attention_interval": 4}),
@@ -152,12 +94,15 @@ LISTED_OTHERWISE = {
     "gpt-oss-by-type": ("sinks", {}),
     "gemma2-by-pattern": ("softcap", {"model_type": "other", "sliding_window_pattern": 2}),
     "exaone-letters": ("softcap", {"model_type": "other", "sliding_window_pattern": "LG"}),
-    "minimax-numbers": ("minimax", {"attn_type_list": [1, 0] * 16}),
-    "deepseek-v4-ratios": ("dsv4", {"compress_ratios": [128, 128] + [128, 4] * 20 + [128, 0]}),
+    "minimax-numbers": ("minimax", {"attn_type_list": ([0] * 7 + [1]) * 10}),
+    "deepseek-v4-ratios": ("dsv4", {"compress_ratios": [0, 0] + [4, 128] * 20 + [4, 0]}),
     "lfm2-indices": ("lfm2", {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}),
     "lfm2-legacy-words": ("lfm2", {"layers_block_type": ["conv", "conv", "attention", "conv", "conv", "attention",
         "conv", "conv", "attention", "conv", "attention", "conv", "attention", "conv", "attention", "conv"]}),
     "v32-by-index-topk": ("dsa", {}),
+    "llama4-marks": ("llama4", {"text_config": {**TEXT["llama4"], "no_rope_layers": [1, 1, 1, 0] * 12}}),
+    "llama4-words": ("llama4", {"text_config": {**TEXT["llama4"], "layer_types": CHUNKED}}),
+    "llama4-interval": ("llama4", {"text_config": {**TEXT["llama4"], "no_rope_layer_interval": 4}}),
     "legacy-sparse-word": ("dsa", {"layer_types": ["deepseek_sparse_attention"] * 61}),
 }  # fmt: skip
 
@@ -166,6 +111,51 @@ LISTED_OTHERWISE = {
 def test_older_ways_to_list_layers_say_the_same(name: str, fields: dict[str, object]) -> None:
     """A checkpoint saved before transformers had `layer_types` is the same model."""
     assert changed(name, "layer_types", **fields).layers == model_from_config(config(name)).layers
+
+
+def test_a_chunk_is_no_window() -> None:
+    """It does not slide: a kernel with windows alone would let a chunk's first token see the chunk before."""
+    chunked, full, _ = model_from_config(config("llama4")).groups
+    assert (chunked.facts.chunk_tokens, chunked.facts.window_left, chunked.facts.causal) == (8192, -1, True)
+    assert (full.facts.chunk_tokens, full.layers[:2]) == (0, (3, 7))
+    whole = changed("llama4", text_config={**TEXT["llama4"], "attention_chunk_size": None})
+    assert [group.facts.chunk_tokens for group in whole.groups if group.component == "main"] == [0]
+
+
+def test_cross_attention_layers_are_layers_of_the_main_numbering() -> None:
+    """Llama 3.2 Vision: layer 3 attends to the image alone, layer 4 to the text."""
+    model = model_from_config(config("mllama"))
+    assert [facts.component for at in (2, 3, 4) for facts in model.layers[at]] == ["main", "cross_attention", "main"]
+    assert [group.layers for group in model.groups if group.facts.attn_type == "cross"] == [
+        (3, 8, 13, 18, 23, 28, 33, 38)
+    ]
+    (only, _) = changed("mllama", text_config={**TEXT["mllama"], "cross_attention_layers": []}).groups
+    assert (only.component, len(only.layers)) == ("main", 40)
+
+
+def test_a_decoder_layer_of_whisper_has_both_of_its_mixers() -> None:
+    """Its own tokens first, then the sound; both count with the decoder's layers."""
+    model = model_from_config({**config("whisper"), "decoder_layers": 4})
+    assert [[facts.attn_type for facts in layer] for layer in model.layers] == [["decoder", "cross"]] * 4
+    assert [len(group.layers) for group in model.groups] == [4, 4, 32]
+    assert (model.max_position, model.main_family, model.is_hybrid) == (448, "mha", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("qwen3", {"is_causal": False}), ("mha", {"use_bidirectional_attention": True}), ("mha", {"model_type": "bert"})],
+    ids=["embedding", "gemma-embedding", "bert"],
+)
+def test_a_language_model_that_is_an_encoder_says_so(name: str, fields: dict[str, object]) -> None:
+    """Nothing is cached and every token sees every other; it is the main component all the same."""
+    (group,) = changed(name, **fields).groups
+    assert (group.component, group.facts.attn_type, group.facts.causal) == ("main", "encoder", False)
+
+
+def test_bert_as_a_decoder_is_a_decoder() -> None:
+    """`is_decoder` alone makes it causal."""
+    (group,) = changed("mha", model_type="bert", is_decoder=True).groups
+    assert (group.facts.attn_type, group.facts.causal) == ("decoder", True)
 
 
 def test_nemotron_letters_and_words_say_the_same() -> None:
@@ -179,7 +169,7 @@ def test_nemotron_letters_and_words_say_the_same() -> None:
 
 def test_kimi_linear_lists_count_layers_from_one() -> None:
     """The released config's `linear_attn_config` against transformers' own fields."""
-    full = [5, 9, 13, 17, 21, 25]
+    full = [4, 8, 12, 16, 20, 24, 27]
     nested = {
         "full_attn_layers": full,
         "kda_layers": [at for at in range(1, 28) if at not in full],
@@ -215,9 +205,9 @@ def test_a_nested_config_is_read_with_what_the_outer_one_says_for_it() -> None:
     }
     outer = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16"}
     model = model_from_config({**outer, "text_config": text})
-    assert [(len(group.layers), shown(group.facts)) for group in model.groups] == [
-        (29, mha((8, 4), 256, window_left=1023)),
-        (5, mha((8, 4), 256)),
+    assert [(len(group.layers), group.facts.num_kv_heads, group.facts.window_left) for group in model.groups] == [
+        (29, 4, 1023),
+        (5, 4, -1),
     ]
     assert (model.name, model.architecture, model.dtype) == ("gemma3", "Gemma3ForConditionalGeneration", "bf16")
 
@@ -257,6 +247,14 @@ def test_a_missing_head_dim_is_the_width_divided_among_the_heads() -> None:
 def test_dtypes_have_one_name(written: str, canonical: str) -> None:
     """fp16, bf16 and fp32, however a config writes them."""
     assert changed("mha", "dtype", torch_dtype=written).dtype == canonical
+
+
+def test_a_part_says_its_dtype_before_the_whole() -> None:
+    """`dtype` stands in `text_config`, outside it, or both; null is unsaid."""
+    text = config("gemma3")["text_config"]
+    assert changed("gemma3", "dtype", text_config={**text, "dtype": "float16"}).dtype == "fp16"
+    assert changed("gemma3", dtype="bfloat16", text_config={**text, "dtype": "float16"}).dtype == "fp16"
+    assert changed("gemma3", dtype="float16", text_config={**text, "dtype": None}).dtype == "fp16"
 
 
 def test_a_config_that_does_not_say_its_dtype_is_served_in_bf16() -> None:

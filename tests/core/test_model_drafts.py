@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backstamp.errors import BadModel
 from backstamp.model import DraftFacts, ModelFacts, model_from_config
 from tests.models import config
 
@@ -32,7 +33,17 @@ DRAFTS: dict[str, tuple[str, dict[str, object], DraftFacts]] = {
         {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {"use_aux_hidden_state": False}},
         DraftFacts(),
     ),
-    "draft-vocabulary": ("mha", {"draft_vocab_size": 32000}, DraftFacts()),
+    "eagle3-authors-checkpoint": ("mha", {"draft_vocab_size": 32000}, DraftFacts(aux_hidden_states=3)),
+    "draft-vocabulary-of-another-algorithm": (
+        "mha",
+        {"draft_vocab_size": 32000, "speculators_model_type": "eagle"},
+        DraftFacts(),
+    ),
+    "dspark": (
+        "qwen3",
+        {"architectures": ["Qwen3DSparkModel"], "dspark_target_layer_ids": [33, 34, 35]},
+        DraftFacts(aux_hidden_states=3, non_causal=True),
+    ),
     "dflash": (
         "qwen3",
         {"architectures": ["DFlashDraftModel"], "dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}},
@@ -64,12 +75,63 @@ def test_a_target_is_no_draft(name: str) -> None:
     assert model_from_config(config(name)).draft is None
 
 
-def test_a_block_draft_sees_its_whole_block() -> None:
-    """DFlash: every attention layer is non-causal, windows included."""
-    fields = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "num_hidden_layers": 6}
-    switched = {"use_sliding_window": True, "sliding_window": 2048, "dflash_config": {"target_layer_ids": [1]}}
-    model = draft("qwen3", architectures=["DFlashDraftModel"], **fields, **switched)
-    assert [(group.facts.causal, group.facts.window_left) for group in model.groups] == [(False, 2047), (False, -1)]
+WINDOWED = {
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "num_hidden_layers": 6,
+    "use_sliding_window": True,
+    "sliding_window": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "causal"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1]}}, [True, False]),
+        ({"dflash_config": {"causal": False}}, [False, False]),
+        ({"dflash_config": {"causal": True}}, [True, True]),
+        ({"dflash_config": {"causal": True}, "is_causal": False}, [False, False]),
+        ({"dflash_config": {}, "is_causal": True}, [True, True]),
+    ],
+    ids=["unsaid", "none", "all", "outer-word-wins", "outer-word"],
+)
+def test_a_block_draft_sees_its_whole_block_where_it_does_not_slide(
+    fields: dict[str, object], causal: list[bool]
+) -> None:
+    """DFlash: layers with a window are causal unless the config says so of all or of none."""
+    model = draft("qwen3", architectures=["DFlashDraftModel"], **{**WINDOWED, **fields})
+    assert [(group.facts.causal, group.facts.window_left) for group in model.groups] == [
+        (causal[0], 2047),
+        (causal[1], -1),
+    ]
+    assert {group.facts.attn_type for group in model.groups} == {"decoder"}
+    assert model.draft is not None
+    assert model.draft.non_causal is not all(causal)
+
+
+@pytest.mark.parametrize(
+    ("kind", "causal"), [("full_attention", False), ("sliding_attention", True)], ids=["by-use-swa", "by-type"]
+)
+def test_a_block_draft_may_slide_in_every_layer(kind: str, causal: bool) -> None:
+    """`dflash_config.use_swa` gives every layer a window; only layers that are called sliding are causal by it."""
+    fields = {"dflash_config": {"use_swa": True, "swa_window_size": 1024}, "layer_types": [kind] * 36}
+    model = draft("qwen3", architectures=["DFlashDraftModel"], **fields)
+    (group,) = model.groups
+    assert (len(group.layers), group.facts.window_left, group.facts.causal) == (36, 1023, causal)
+    assert model.draft == DraftFacts(non_causal=not causal)
+
+
+def test_a_block_draft_that_slides_everywhere_and_says_two_kinds_is_refused() -> None:
+    """Which of its layers are causal would be a guess."""
+    with pytest.raises(BadModel) as caught:
+        draft("qwen3", architectures=["DFlashDraftModel"], **{**WINDOWED, "dflash_config": {"use_swa": True}})
+    assert caught.value.who.endswith("field layer_types")
+    assert caught.value.found == "full_attention, sliding_attention"
+
+
+def test_a_draft_of_a_composite_has_no_towers() -> None:
+    """A draft cut from a vision model's config takes hidden states: the target ran the tower."""
+    model = draft("qwen3_5", architectures=["Qwen3_5MTP"], num_nextn_predict_layers=1)
+    assert (model.components, model.unread, len(model.layers)) == (("main",), (), 1)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +150,11 @@ def test_a_draft_cut_from_its_target_has_the_next_token_layers_alone(
     """The target's config serves both: as a draft it has one layer, not sixty-one."""
     (layer,) = draft(name, architectures=[architecture], num_nextn_predict_layers=1).layers
     assert [(facts.family, facts.window_left, facts.compress_rate) for facts in layer] == [(family, window, 0)]
+
+
+def test_minimax_counts_its_next_token_layers_as_modules() -> None:
+    """`num_mtp_modules` of M2: three layers, not the target's sixty-two."""
+    assert len(draft("minimax_m2", architectures=["MiniMaxM2MTP"]).layers) == 3
 
 
 def test_nemotron_lists_the_layers_of_its_draft() -> None:

@@ -79,6 +79,62 @@ BAD: dict[str, tuple[str, dict[str, object], str, str, str]] = {
     ),
     "no-rope-dim": ("mla", {"qk_rope_head_dim": GONE}, "qk_rope_head_dim", "qk_rope_head_dim", "no such field"),
     "nested-is-a-list": ("gemma3", {"text_config": [1]}, "text_config", "nested config", "[1]"),
+    "nested-is-null": ("gemma3", {"text_config": None}, "text_config", "nested config", "null"),
+    "nested-is-text": ("gemma3", {"text_config": "llama"}, "text_config", "nested config", "'llama'"),
+    "thinker-is-null": ("qwen3_omni", {"thinker_config": None}, "thinker_config", "nested config", "null"),
+    "thinker-without-a-model": (
+        "qwen3_omni",
+        {"thinker_config": {"text_config": None}},
+        "text_config",
+        "nested config",
+        "null",
+    ),
+    "window-as-list": ("mistral", {"sliding_window": [4096]}, "sliding_window", "whole number >= 1", "[4096]"),
+    "heads-as-fraction": ("mha", {"num_attention_heads": 32.0}, "num_attention_heads", "whole number", "32.0"),
+    "negative-head-dim": ("mha", {"head_dim": -128}, "head_dim", "whole number >= 1", "-128"),
+    "negative-rank": ("mla", {"kv_lora_rank": -1}, "kv_lora_rank", "whole number >= 1", "-1"),
+    "index-without-width": ("dsa", {"index_head_dim": GONE}, "index_head_dim", "index_head_dim", "no such field"),
+    "index-heads-as-list": ("dsv4", {"index_n_heads": [64]}, "index_n_heads", "whole number", "[64]"),
+    "cross-beyond": (
+        "mllama",
+        {"text_config": {**config("mllama")["text_config"], "cross_attention_layers": [40]}},
+        "cross_attention_layers",
+        "below 40",
+        "[40]",
+    ),
+    "chunks-as-text": (
+        "llama4",
+        {"text_config": {**config("llama4")["text_config"], "attention_chunk_size": "8k"}},
+        "attention_chunk_size",
+        "whole number",
+        "'8k'",
+    ),
+    "marks-too-few": (
+        "llama4",
+        {"text_config": {**config("llama4")["text_config"], "no_rope_layers": [1, 0]}},
+        "no_rope_layers",
+        "each of 48 layers",
+        "2 entries",
+    ),
+    "whisper-width": ("whisper", {"d_model": 1281}, "d_model", "multiple of the 20 heads", "1281"),
+    "whisper-without-decoder": ("whisper", {"decoder_layers": 0}, "decoder_layers", "whole number >= 1", "0"),
+    "whisper-too-deep": ("whisper", {"encoder_layers": 10**9}, "encoder_layers", "at most", "1000000000"),
+    "encoder-with-a-window": ("mistral", {"is_causal": False}, "is_causal", "one side", "both sides"),
+    "cache-scheme-as-text": (
+        "mha",
+        {"quantization_config": {"kv_cache_scheme": "fp8"}},
+        "kv_cache_scheme",
+        "an object",
+        "'fp8'",
+    ),
+    "cache-bits-as-text": (
+        "mha",
+        {"quantization_config": {"kv_cache_scheme": {"num_bits": "8", "type": "float"}}},
+        "num_bits",
+        "whole number",
+        "'8'",
+    ),
+    "quantization-as-text": ("mha", {"quantization_config": "fp8"}, "quantization_config", "an object", "'fp8'"),
 }  # fmt: skip
 
 
@@ -102,11 +158,32 @@ def test_a_bad_field_is_named_with_what_it_must_be(
 
 def test_an_unknown_layer_type_is_named_beside_those_known() -> None:
     """A layer nobody knows is not taken for full attention."""
-    words = ["full_attention"] * 31 + ["chunked_attention"]
+    words = ["full_attention"] * 31 + ["minimax_m3_sparse"]
     with pytest.raises(BadModel) as caught:
         model_from_config({**config("mha"), "layer_types": words})
-    assert caught.value.found == "'chunked_attention' for layer 31"
+    assert caught.value.found == "'minimax_m3_sparse' for layer 31"
     assert {"full_attention", "linear_attention", "conv"} <= set(caught.value.needed.replace(",", "").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "found"),
+    [
+        ("nemotron_h", {"layers_block_type": []}, "none in 0 layers"),
+        ("nemotron_h", {"layers_block_type": ["mlp"] * 3}, "none in 3 layers"),
+        (
+            "mllama",
+            {"text_config": {**config("mllama")["text_config"], "cross_attention_layers": list(range(40))}},
+            "40",
+        ),
+    ],
+    ids=["empty-list", "mlps-alone", "cross-attention-alone"],
+)
+def test_a_model_without_a_mixer_of_its_own_is_refused(name: str, fields: dict[str, object], found: str) -> None:
+    """There would be nothing to resolve, and no main component to lead."""
+    with pytest.raises(BadModel) as caught:
+        model_from_config(broken(name, fields))
+    assert "mixer of the main model" in caught.value.needed
+    assert found in caught.value.found
 
 
 @pytest.mark.parametrize(
@@ -115,10 +192,12 @@ def test_an_unknown_layer_type_is_named_beside_those_known() -> None:
         ({"model_type": "bloom"}, "alibi"),
         ({"alibi": True}, "alibi"),
         ({"is_encoder_decoder": True}, "cross-attention"),
+        ({"model_type": "openai_privacy_filter"}, "both sides"),
         ({"block_configs": [{}]}, "block_configs"),
         ({"model_type": "mimo_v2_flash"}, "head counts of their own"),
+        ({"sparse_attention_config": {"sparse_block_size": 128}}, "blocks an indexer picks"),
     ],
-    ids=["bloom", "falcon-alibi", "encoder-decoder", "nemotron-nas", "mimo"],
+    ids=["bloom", "falcon-alibi", "encoder-decoder", "privacy-filter", "nemotron-nas", "mimo", "minimax-m3"],
 )
 def test_a_model_these_facts_cannot_say_is_refused(fields: dict[str, object], said: str) -> None:
     """Rounding to plain attention would be wrong and silent."""

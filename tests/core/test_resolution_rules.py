@@ -268,10 +268,11 @@ def test_a_row_reads_the_operators_dtype_name_in_its_own_way() -> None:
 
 
 def test_alignment_binds_prefill_alone() -> None:
-    """Decode has no chunks to align."""
+    """Decode has no chunks to align; prefill needs a declared alignment that the chunk keeps."""
     offers = [
         kernel("aligned", deterministic=True, alignment_tokens=4096, priority=99),
-        kernel("free", deterministic=True),
+        kernel("undeclared", deterministic=True, priority=98),
+        kernel("free", deterministic=True, alignment_tokens=1),
     ]
     plan = plan_of(offers, Requests(deterministic=True, chunked_prefill_size=128))
     assert (plan.phase("prefill").kernel, plan.phase("decode").kernel) == ("free", "aligned")

@@ -101,11 +101,10 @@ def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, hos
 
 def _row_of(slot: Slot, group: GroupPlan, host: HostCatalogue) -> HostRow | None:
     """The declared row a group names, as this host sees it."""
-    index = host.slots[slot]
-    for row in index.rows:
-        if row.offer.kernel == group.kernel and row.index == group.row:
-            same = row.plugin == group.plugin and row.offer.family == group.family
-            return row if same else None
+    for row in host.slots[slot].rows:
+        # two distributions may have a kernel of one name, of which the operator chose one
+        if (row.offer.kernel, row.index, row.plugin) == (group.kernel, group.row, group.plugin):
+            return row if row.offer.family == group.family else None
     return None
 
 

@@ -10,39 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from backstamp.declarations import Alias, Offer, Slot
+from backstamp.defaults import Defaults, collect_defaults
 from backstamp.discovery import Discovery, Failure, Found
 from backstamp.errors import DeclarationError
-from backstamp.plan import PluginRef
+from backstamp.first_party import FIRST_PARTY
+from backstamp.plan import GroupPlan, PluginRef
 from backstamp.soundness import faults_of
 
-__all__ = ["FIRST_PARTY", "AliasRow", "Catalogue", "Conflict", "Row", "build_catalogue"]
-
-#: Distributions that own the first-party names, so that "not installed" can say what to install.
-FIRST_PARTY: Final[Mapping[str, str]] = {
-    "torch_native": "backstamp-cpu",
-    "flex_attention": "backstamp-cpu",
-    "intel_amx": "backstamp-cpu",
-    "triton": "backstamp-triton",
-    "flashinfer": "backstamp-flashinfer",
-    "fa3": "backstamp-fa3",
-    "fa4": "backstamp-fa3",
-    "trtllm_mha": "backstamp-trtllm",
-    "xqa": "backstamp-trtllm",
-    "fmha_v2": "backstamp-trtllm",
-    "trtllm_mla": "backstamp-trtllm",
-    "cutedsl_mla": "backstamp-trtllm",
-    "tokenspeed_mla": "backstamp-trtllm",
-    "dsa": "backstamp-dsa",
-    "nsa": "backstamp-dsa",
-    "dsv4": "backstamp-dsa",
-    "flashmla": "backstamp-dsa",
-    "hybrid_linear_attn": "backstamp-linear-attn",
-    "aiter": "backstamp-aiter",
-    "ascend": "backstamp-ascend",
-}
+__all__ = ["AliasRow", "Catalogue", "Conflict", "Row", "build_catalogue"]
 
 
 class Row(NamedTuple):
@@ -71,13 +49,16 @@ class Conflict(NamedTuple):
 class Catalogue:
     """All declarations and all failures of one process, frozen.
 
-    `rows` are grouped by (slot, kernel) in name order; `aliases` by (slot, key). Poisoned names are in `conflicts`
-    and nowhere else.
+    `rows` are grouped by (slot, kernel) in name order; `aliases` by (slot, key). A name that two distributions claim
+    is in `conflicts`; what each of them has is in `rows` and `aliases` under `distribution:name`, and only there.
+    `parent_only` are names that the parent process registered and this one did not.
     """
 
     rows: Mapping[tuple[Slot, str], tuple[Row, ...]] = field(default_factory=dict)
     aliases: Mapping[tuple[Slot, str], AliasRow] = field(default_factory=dict)
     conflicts: Mapping[tuple[Slot, str], Conflict] = field(default_factory=dict)
+    defaults: Defaults = field(default_factory=Defaults)
+    parent_only: frozenset[str] = frozenset()
     failures: tuple[Failure, ...] = ()
     found: tuple[Found, ...] = ()
     notes: tuple[str, ...] = ()
@@ -87,12 +68,27 @@ class Catalogue:
         kernels = [kernel for at, kernel in self.rows if at == slot]
         return tuple(sorted({*kernels, *(key for at, key in self.aliases if at == slot)}))
 
+    def distributions(self) -> frozenset[str]:
+        """Every distribution that has a plugin here, loaded or failed."""
+        loaded = frozenset(item.plugin.distribution for item in self.found)
+        return loaded | frozenset(item.plugin.distribution for item in self.failures)
+
     def owner(self, key: str, slot: Slot) -> PluginRef | None:
         """The plugin that declares a key, if one does."""
         if (slot, key) in self.aliases:
             return self.aliases[slot, key].plugin
         rows = self.rows.get((slot, key))
         return rows[0].plugin if rows else None
+
+    def row(self, slot: Slot, group: GroupPlan) -> Row | None:
+        """The declared row a group's plan accepted; None where other plugins are installed than it was made with."""
+        for name in (group.kernel, f"{group.plugin.distribution}:{group.kernel}"):
+            rows = self.rows.get((slot, name), ())
+            if group.row < len(rows):
+                row = rows[group.row]
+                if row.plugin == group.plugin and row.offer.family == group.family:
+                    return row
+        return None
 
     def failure_of(self, name: str) -> Failure | None:
         """The failed plugin known to own a name, if one does."""
@@ -120,16 +116,19 @@ def build_catalogue(discovery: Discovery) -> Catalogue:
             failures.append(_faulty(found, faults))
         else:
             sound.append(found)
-    rows = _collect_rows(sound)
-    aliases = _collect_aliases(sound)
-    conflicts = {key: _conflict(key, owners) for key, owners in _owners(sound).items() if len(owners) > 1}
+    contested = {key: owners for key, owners in _owners(sound).items() if len(owners) > 1}
+    rows = _collect_rows(sound, contested)
+    aliases = _collect_aliases(sound, contested)
+    defaults = collect_defaults(sound)
     return Catalogue(
-        rows={key: tuple(rows[key]) for key in sorted(rows) if key not in conflicts},
-        aliases={key: aliases[key] for key in sorted(aliases) if key not in conflicts},
-        conflicts={key: conflicts[key] for key in sorted(conflicts)},
+        rows={key: tuple(rows[key]) for key in sorted(rows)},
+        aliases={key: aliases[key] for key in sorted(aliases)},
+        conflicts={key: _conflict(key, contested[key]) for key in sorted(contested)},
+        defaults=defaults,
+        parent_only=discovery.parent_only,
         failures=tuple(sorted(failures, key=lambda failure: failure.plugin)),
         found=tuple(sorted(sound, key=lambda item: item.plugin)),
-        notes=discovery.notes,
+        notes=(*discovery.notes, *defaults.notes),
     )
 
 
@@ -149,20 +148,29 @@ def _faulty(found: Found, faults: list[str]) -> Failure:
     )
 
 
-def _collect_rows(sound: Iterable[Found]) -> dict[tuple[Slot, str], list[Row]]:
+Contested = Mapping[tuple[Slot, str], set[str]]
+
+
+def _collect_rows(sound: Iterable[Found], contested: Contested) -> dict[tuple[Slot, str], list[Row]]:
     rows: dict[tuple[Slot, str], list[Row]] = {}
     for found in sorted(sound, key=lambda item: item.plugin):
         for offer in found.declared.offers:
-            rows.setdefault((offer.slot, offer.kernel), []).append(Row(offer, found.plugin))
+            name = _name(offer.slot, offer.kernel, found, contested)
+            rows.setdefault((offer.slot, name), []).append(Row(offer, found.plugin))
     return rows
 
 
-def _collect_aliases(sound: Iterable[Found]) -> dict[tuple[Slot, str], AliasRow]:
+def _collect_aliases(sound: Iterable[Found], contested: Contested) -> dict[tuple[Slot, str], AliasRow]:
     aliases: dict[tuple[Slot, str], AliasRow] = {}
     for found in sorted(sound, key=lambda item: item.plugin):
         for alias in found.declared.aliases:
-            aliases.setdefault((alias.slot, alias.key), AliasRow(alias, found.plugin))
+            name = _name(alias.slot, alias.key, found, contested)
+            aliases.setdefault((alias.slot, name), AliasRow(alias, found.plugin))
     return aliases
+
+
+def _name(slot: Slot, name: str, found: Found, contested: Contested) -> str:
+    return f"{found.plugin.distribution}:{name}" if (slot, name) in contested else name
 
 
 def _owners(sound: Iterable[Found]) -> dict[tuple[Slot, str], set[str]]:

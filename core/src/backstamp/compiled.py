@@ -33,8 +33,8 @@ def compile_for(catalogue: Catalogue, host: HostFacts) -> HostCatalogue:
     installed = None if host.libraries is None else dict(host.libraries)
     runtimes = dict(host.runtimes)
     rows: dict[Slot, list[HostRow]] = {"attention": [], "linear": []}
-    for (slot, _), declared in catalogue.rows.items():
-        rows[slot] += [host_row(at, row, host, installed, runtimes) for at, row in enumerate(declared)]
+    for (slot, name), declared in catalogue.rows.items():
+        rows[slot] += [host_row(at, name, row, host, installed, runtimes) for at, row in enumerate(declared)]
     return HostCatalogue(
         host=host, catalogue=catalogue, slots={slot: index_rows(of_slot) for slot, of_slot in rows.items()}
     )

@@ -52,6 +52,7 @@ ANY: Final = ("any",)
 FEATURES: Final[frozenset[str]] = frozenset(
     {
         "window",  # sliding window on keys before self
+        "chunked",  # keys of self's own chunk of the sequence only
         "softcap",  # logit soft-capping
         "sinks",  # one extra logit a head in the softmax denominator
         "tree_mask",  # verify of a token tree

@@ -72,6 +72,7 @@ class Discovery:
     found: tuple[Found, ...]
     failures: tuple[Failure, ...]
     notes: tuple[str, ...] = ()
+    parent_only: frozenset[str] = frozenset()
 
 
 def discover(path: Sequence[str] | None = None) -> Discovery:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from backstamp.plan import Verdict
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "Disagreement",
     "FactoryFailed",
     "FactoryImportFailed",
+    "ForeignAlias",
+    "NoDevice",
     "NoKernel",
     "NotAdopted",
     "NotInstalled",
@@ -38,6 +42,7 @@ __all__ = [
     "RegistryFaults",
     "StrictViolation",
     "UnknownKey",
+    "Unresolved",
     "UnsafeRecord",
     "Unstamped",
     "UnsupportedBatch",
@@ -74,8 +79,14 @@ class BackstampError(Exception):
         if self.considered:
             parts.append(f"Also considered: {self.considered}.")
         if self.fix:
-            parts.append(self.fix if self.fix.endswith(".") else f"{self.fix}.")
+            parts.append(self.fix if self.fix.endswith((".", "?")) else f"{self.fix}.")
         return " ".join(parts)
+
+    def beside(self, facts: Sequence[str]) -> Self:
+        """The same refusal with more that was considered."""
+        considered = "; ".join([*filter(None, [self.considered]), *facts])
+        parts = {"needed": self.needed, "found": self.found, "considered": considered, "fix": self.fix}
+        return type(self)(self.who, **parts, verdicts=self.verdicts)
 
     def as_json(self) -> dict[str, object]:
         """The error for tools: code, message, the five parts and the verdicts."""
@@ -158,6 +169,12 @@ class AliasConflict(BackstampError, LookupError):
     code = "conflict"
 
 
+class ForeignAlias(Refused):
+    """An alias that stands for another distribution's kernel, which only the operator may allow."""
+
+    code = "foreign_alias"
+
+
 class DeclarationError(BackstampError, ValueError):
     """A declaration is empty, malformed or contradicts itself."""
 
@@ -180,6 +197,18 @@ class FactoryFailed(BackstampError, RuntimeError):
     """A factory raised when it was called; the cause is chained."""
 
     code = "factory"
+
+
+class Unresolved(BackstampError, TypeError):
+    """Something was to be built that no resolver decided."""
+
+    code = "unresolved"
+
+
+class NoDevice(BackstampError, RuntimeError):
+    """A plan is to be built for a device that is not here."""
+
+    code = "no_device"
 
 
 class BuiltMismatch(BackstampError, TypeError):

@@ -10,7 +10,7 @@ last row. It has no memory and no preference: ranking is selection's job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from backstamp.declarations import Phase
 from backstamp.engine import EngineFacts
@@ -19,7 +19,7 @@ from backstamp.index import SlotIndex, bits_of
 from backstamp.plan import Verdict
 from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
 
-__all__ = ["Answer", "PhaseNeeds", "Question", "evaluate", "evaluate_phase"]
+__all__ = ["Answer", "PhaseNeeds", "Question", "Reasons", "all_reasons", "evaluate", "evaluate_phase", "sinks_fit"]
 
 
 class Question(NamedTuple):
@@ -27,7 +27,9 @@ class Question(NamedTuple):
 
     Attributes:
         dims: (head_dim, v_head_dim) of every layer. kv_dtype: canonical cache dtype; kv_name: as the operator wrote it.
-        features: what the layers need of `FEATURES`. situations: words that hold ("spec", "dcp", "tp", "graph", ...).
+        features: what the layers need of `FEATURES`. words: what holds: situations, features and the KV dtype.
+        sinks: dtype of the stored sinks, None without sinks.
+        allowed: the only kernels the model's family allows, None for all; `allowed_by` names who says so.
         page_size: None when the kernel may choose. chunk_tokens: the engine's prefill chunk, or None.
     """
 
@@ -37,7 +39,10 @@ class Question(NamedTuple):
     dtype: str
     kv_dtype: str
     kv_name: str
-    situations: frozenset[str]
+    words: frozenset[str]
+    sinks: str | None
+    allowed: frozenset[str] | None
+    allowed_by: str
     page_size: int | None
     causal: bool
     deterministic: bool
@@ -47,11 +52,13 @@ class Question(NamedTuple):
 
 
 class PhaseNeeds(NamedTuple):
-    """What one phase asks beside: its features, and whether its queries attend over cached tokens."""
+    """What one phase asks beside: its features, whether its queries attend over cached tokens, and whether a
+    deterministic launch truncates it at a kernel's alignment."""
 
     phase: Phase
     features: frozenset[str]
     prefix: bool
+    aligned: bool
 
 
 class Answer(NamedTuple):
@@ -66,6 +73,10 @@ class Answer(NamedTuple):
         """The best row of a kernel that is left, among the rows of a mask."""
         left = self.rows & self.slot_index.kernels.get(kernel, 0) & among
         return self.slot_index.rows[(left & -left).bit_length() - 1] if left else None
+
+    def rows_of(self, kernel: str, among: int = -1) -> list[HostRow]:
+        """The rows of a kernel that are left, among the rows of a mask, best first."""
+        return [self.slot_index.rows[at] for at in bits_of(self.rows & self.slot_index.kernels.get(kernel, 0) & among)]
 
     def verdicts(self) -> dict[str, Verdict]:
         """Every kernel's verdict, by name."""
@@ -88,6 +99,38 @@ def evaluate_phase(common: Answer, needs: PhaseNeeds) -> Answer:
     return Answer(index, question, left, refused)
 
 
+class Reasons(NamedTuple):
+    """Everything that keeps the nearest row of a kernel from serving, machine first; empty where it serves."""
+
+    row: HostRow
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def distance(self) -> tuple[bool, int]:
+        """How far it is from serving: a kernel of another kind of device is farther than any of this one."""
+        return any(verdict.code == "device" for verdict in self.verdicts), len(self.verdicts)
+
+
+def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
+    """Of every kernel the row that fails least, and all it fails: the checks of `evaluate`, none skipped."""
+    index, question = answer.slot_index, answer.question
+    checks = [*_checks(index, question), *_phase_checks(index, question, needs)]
+    nearest: dict[str, Reasons] = {}
+    for name in index.names:
+        for at in bits_of(index.kernels[name]):
+            row = index.rows[at]
+            verdicts = [Verdict(name, False, *refusal[1:], row.plugin.name) for refusal in row.refusals]
+            verdicts += [
+                _refused(name, check, index, 1 << at, 1 << at, 0, Told(question, needs))
+                for check, mask in checks
+                if not mask >> at & 1
+            ]
+            found = Reasons(row, tuple(verdicts))
+            if name not in nearest or found.distance < nearest[name].distance:
+                nearest[name] = found
+    return nearest
+
+
 def _filter(
     index: SlotIndex,
     question: Question,
@@ -104,7 +147,7 @@ def _filter(
         left &= mask
         for kernel, rows in index.kernels.items():
             if rows & lost and not rows & left:
-                refused[kernel] = _refused(kernel, check, index, rows & lost, Told(question, needs))
+                refused[kernel] = _refused(kernel, check, index, rows, lost, mask, Told(question, needs))
     return left
 
 
@@ -112,6 +155,8 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     """The model, the cache, the situation and the engine, in this order."""
     has = index.has
     engine = question.engine
+    if question.allowed is not None:
+        yield "allowed", _any_of(mask for kernel, mask in index.kernels.items() if kernel in question.allowed)
     yield "family", has["family"].get(question.family, 0)
     yield "dtype", has["dtype"].get(question.dtype, 0)
     open_dims = has["dim"].get("any", 0)
@@ -120,14 +165,17 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
         yield "head_dim", has["dim"].get(dim, 0) | open_dims
     for feature in sorted(question.features):
         yield "feature", has["feature"].get(feature, 0)
+    if question.sinks is not None:
+        yield "sinks", _sinks_mask(index, question.sinks, question.dtype)
     yield "kv_dtype", _kv_mask(index, question)
     if question.page_size is not None:
         yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
     yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
-    for situation in sorted(question.situations):
-        yield "excludes", ~has["excludes"].get(situation, 0)
-    for situation, mask in index.needs:
-        if situation not in question.situations:
+    for words, mask in index.excludes:
+        if words <= question.words:
+            yield "excludes", ~mask
+    for words, mask in index.needs:
+        if not words <= question.words:
             yield "needs", ~mask
     if question.deterministic:
         yield "deterministic", has["deterministic"].get(True, 0)
@@ -154,8 +202,11 @@ def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> It
     if needs.prefix:
         yield "prefix", has["prefix"].get(True, 0)
         yield "paged", has["kv_form"].get("paged", 0)
-    if question.deterministic and needs.phase in ("prefill", "draft_extend"):
-        yield "alignment", ~_misaligned(index, question)
+    for name, mask in index.phase_inputs[needs.phase]:
+        if name not in question.engine.inputs:
+            yield "phase_input", ~mask
+    if question.deterministic and needs.aligned:
+        yield "alignment", _aligned(index, question)
     yield INSTALLATION_CHECK, _installed(index, question)
 
 
@@ -179,13 +230,29 @@ def _kv_mask(index: SlotIndex, question: Question) -> int:
     return mask
 
 
-def _misaligned(index: SlotIndex, question: Question) -> int:
-    """Rows whose prefill alignment a deterministic launch's chunk would break."""
+def _sinks_mask(index: SlotIndex, stored: str, dtype: str) -> int:
+    """Rows that read sinks stored in a dtype, or convert them on the way in."""
+    return _any_of(
+        mask for dtypes, conversion, mask in index.sinks if sinks_fit(dtypes, conversion, stored, dtype) != "no"
+    )
+
+
+def sinks_fit(
+    dtypes: frozenset[str], conversion: str, stored: str, dtype: str
+) -> Literal["as stored", "converted", "no"]:
+    """How a row with these declared dtypes takes sinks stored in `stored`, for queries of `dtype`."""
+    wanted = {dtype if name == "same" else name for name in dtypes}
+    if stored in wanted:
+        return "as stored"
+    # bf16 and fp16 are both exact in fp32; nothing else is wider
+    widens = stored in ("bf16", "fp16") and "fp32" in wanted
+    return "converted" if conversion == "any" or (conversion == "lossless" and widens) else "no"
+
+
+def _aligned(index: SlotIndex, question: Question) -> int:
+    """Rows whose declared prefill alignment the launch's chunk keeps; an undeclared one is not kept."""
     chunk = question.chunk_tokens
-    if chunk is None or chunk <= 0:
-        return 0
-    rows = ((at, index.rows[at].offer.alignment_tokens) for at in bits_of(index.aligned))
-    return _any_of(1 << at for at, tokens in rows if tokens is not None and chunk % tokens)
+    return _any_of(mask for tokens, mask in index.alignments if chunk is None or chunk <= 0 or chunk % tokens == 0)
 
 
 def _installed(index: SlotIndex, question: Question) -> int:
@@ -199,17 +266,30 @@ def _installed(index: SlotIndex, question: Question) -> int:
     return index.installed | _any_of(bypassed)
 
 
-def _refused(kernel: str, check: str, index: SlotIndex, lost: int, told: Told) -> Verdict:
+#: Checks of what a kernel may offer on other machines only.
+_ELSEWHERE: Final = frozenset({"family", "phase", "dtype", "head_dim", "feature", "phase_feature", "kv_dtype"})
+
+
+def _refused(kernel: str, check: str, index: SlotIndex, rows: int, lost: int, mask: int, told: Told) -> Verdict:
     """The verdict of a kernel that lost its last rows at one check; what its rows wanted is said together."""
-    rows = [index.rows[at] for at in bits_of(lost)]
-    first = rows[0]
+    elsewhere = rows & index.nearby & mask
+    if check in _ELSEWHERE and elsewhere:
+        return _elsewhere(kernel, check, index.rows[next(bits_of(elsewhere))], told)
+    refused = [index.rows[at] for at in bits_of(rows & lost)]
+    first = refused[0]
     if check == INSTALLATION_CHECK:
         refusal = first.installation
         assert refusal is not None
         _, code, field, wanted, have = refusal
         return Verdict(kernel, False, code, field, wanted, have, first.plugin.name)
     wording = WORDS[check]
-    wanted = wording.wanted(first, told)
-    if len(rows) > 1:
-        wanted = " or ".join(dict.fromkeys(wording.wanted(row, told) for row in rows))
-    return Verdict(kernel, False, wording.code, wording.field, wanted, wording.have(rows, told), first.plugin.name)
+    wanted = " or ".join(dict.fromkeys(wording.wanted(row, told) for row in refused))
+    return Verdict(kernel, False, wording.code, wording.field, wanted, wording.have(refused, told), first.plugin.name)
+
+
+def _elsewhere(kernel: str, check: str, row: HostRow, told: Told) -> Verdict:
+    """What is asked for, the kernel has on another machine of this kind: the machine is the reason."""
+    refusal = row.refusal
+    assert refusal is not None
+    wanted = f"{refusal.wanted} for {WORDS[check].asked(told)}"
+    return Verdict(kernel, False, refusal.code, refusal.field, wanted, refusal.have, row.plugin.name)

@@ -13,14 +13,16 @@ from typing import NamedTuple
 
 from backstamp.catalogue import Catalogue
 from backstamp.compiled import HostCatalogue, compile_for
+from backstamp.component_choice import main_component
 from backstamp.declarations import PHASES, Phase
 from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError, UnknownKey
+from backstamp.facts import gather
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts
 from backstamp.plan import Verdict
-from backstamp.questions import kv_dtype_of, needs_of, questions_for
+from backstamp.questions import needs_of, questions_for
 from backstamp.selection import ask, bind_key, table_of
 
 __all__ = ["MatrixCell", "PhaseAnswer", "explain_key", "matrix"]
@@ -69,15 +71,17 @@ def explain_key(
     Raises:
         UnknownKey, NotInstalled, PluginFailed, AliasConflict: as the resolver would, because no phase can answer.
     """
-    kv_dtype = kv_dtype_of(launch, model, host.host, host.catalogue)
-    asked = questions_for("attention", launch, engine, model, kv_dtype)
-    common = ask(host, "attention", asked)
+    facts = gather(host, launch, engine, model)
+    everything = questions_for("attention", facts)
+    main = main_component(everything)
+    asked = tuple(item for item in everything if item.component == main)
+    common = ask(facts, "attention", asked)
     answers: list[PhaseAnswer] = []
     for phase in PHASES:
         setting = "--draft-attention-backend" if phase.startswith("draft") else f"--{phase}-attention-backend"
-        table = table_of("attention", asked, common, needs_of(phase, "attention", launch, engine))
+        table = table_of("attention", asked, common, needs_of(phase, "attention", facts, asked[0].cached))
         try:
-            choice = bind_key(host, table, key, f"{phase.replace('_', ' ')} attention backend", "operator")
+            choice = bind_key(facts, table, key, f"{phase.replace('_', ' ')} attention backend", "operator")
         except BackstampError as refusal:
             # a key whose kernels were judged has an answer in every phase; a key nobody has, in none
             if not refusal.verdicts:

@@ -9,16 +9,26 @@ features, runtimes) and what is installed on it (libraries, versions, companions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from backstamp.catalogue import Row
 from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.plan import LibraryRef, PluginRef
 
-__all__ = ["INSTALLATION", "HostRow", "Refusal", "arch_words", "dims_words", "host_row"]
+__all__ = [
+    "INSTALLATION",
+    "INSTALL_DEPTH",
+    "HostRow",
+    "Refusal",
+    "arch_fits",
+    "arch_words",
+    "archs_fit",
+    "dims_words",
+    "host_row",
+]
 
 
 class Refusal(NamedTuple):
@@ -33,18 +43,23 @@ class Refusal(NamedTuple):
 
 #: Refusal codes that mean "the machine would do, its installation does not".
 INSTALLATION = frozenset({"library_missing", "library_version", "library_unknown", "companion", "not_installed"})
-_INSTALL_DEPTH = 100
+INSTALL_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRow:
-    """One row as this host sees it (`index` in its kernel's rows): sets and numbers, ready to compare."""
+    """One row as this host sees it (`index` in its kernel's rows): sets and numbers, ready to compare.
+
+    `name` is the kernel's, with its distribution in front where two claim the name. `refusals` are all the facts of
+    the machine that do not fit, `installation` the first that is wrong with what is installed.
+    """
 
     index: int
+    name: str
     offer: Offer
     plugin: PluginRef
     library: LibraryRef | None
-    refusal: Refusal | None
+    refusals: tuple[Refusal, ...]
     installation: Refusal | None
     assumed: bool
     interpreted: bool
@@ -53,23 +68,29 @@ class HostRow:
     dims_words: str
     graph: int
 
+    @property
+    def refusal(self) -> Refusal | None:
+        """The first fact of the machine that does not fit."""
+        return self.refusals[0] if self.refusals else None
+
 
 def host_row(
-    index: int, row: Row, host: HostFacts, installed: dict[str, str] | None, runtimes: dict[str, str]
+    index: int, name: str, row: Row, host: HostFacts, installed: dict[str, str] | None, runtimes: dict[str, str]
 ) -> HostRow:
     """Settle everything about one row that only the host decides; `installed` None means libraries are assumed."""
     offer = row.offer
     interpreted = _is_interpreted(offer, host)
-    refusal = None if interpreted else _machine_refusal(offer, host, runtimes)
+    refusals = () if interpreted else tuple(_machine_refusals(offer, host, runtimes))
     library, installation = _installation(offer, installed)
     open_dims = offer.head_dims == ANY
     dims = frozenset((dim, dim) if isinstance(dim, int) else _pair(dim) for dim in offer.head_dims if dim != "any")
     return HostRow(
         index=index,
+        name=name,
         offer=offer,
         plugin=row.plugin,
         library=library,
-        refusal=refusal,
+        refusals=refusals,
         installation=installation,
         assumed=installed is None and bool(offer.requires),
         interpreted=interpreted,
@@ -92,44 +113,49 @@ def _is_interpreted(offer: Offer, host: HostFacts) -> bool:
     return any(_library_name(text) == "triton" for text in offer.requires)
 
 
-def _machine_refusal(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -> Refusal | None:
+def _machine_refusals(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -> Iterator[Refusal]:
+    """Everything about the machine that does not fit; another kind of device says all."""
     if offer.device not in ("any", host.device):
-        return Refusal(0, "device", "device", offer.device, _device_words(host))
+        yield Refusal(0, "device", "device", offer.device, _device_words(host))
+        return
     if not arch_fits(offer, host.arch):
-        wanted = (
-            ", ".join(offer.archs) + {"no": "", "major": " or a newer minor", "any": " or newer"}[offer.forward_archs]
-        )
-        return Refusal(1, "arch", "arch", arch_words(wanted, host.device), arch_words(host.arch, host.device))
+        claimed = {"no": "", "major": " or a newer minor", "any": " or newer"}[offer.forward_archs]
+        wanted = ", ".join(arch_words(arch, host.device) for arch in offer.archs) + claimed
+        yield Refusal(1, "arch", "arch", wanted, arch_words(host.arch, host.device))
     missing = offer.cpu_features - host.cpu_features
     if missing:
         have = ", ".join(sorted(host.cpu_features)) or "none known"
-        return Refusal(2, "cpu_feature", "cpu_features", f"CPU features {', '.join(sorted(missing))}", have)
+        yield Refusal(2, "cpu_feature", "cpu_features", f"CPU features {', '.join(sorted(missing))}", have)
     for text in offer.runtimes:
         refusal = _runtime_refusal(text, runtimes)
         if refusal is not None:
-            return refusal
-    return None
+            yield refusal
 
 
 def arch_fits(offer: Offer, arch: str) -> bool:
     """Whether an arch is listed, or claimed by forward compatibility."""
-    if offer.archs == ANY or arch in offer.archs:
+    return archs_fit(offer.archs, arch, offer.forward_archs)
+
+
+def archs_fit(archs: tuple[str, ...], arch: str, forward: Literal["no", "major", "any"] = "no") -> bool:
+    """Whether one of these archs, or of these images, runs on a host's arch.
+
+    "9.0a" is an image for 9.0 and goes no further whatever is claimed; "10.0f" goes no further than its major.
+    Source: CUDA C++ programming guide, architecture- and family-specific feature sets.
+    """
+    if archs == ANY or arch in archs:
         return True
     version = _capability(arch)
-    listed = [capability for capability in map(_capability, offer.archs) if capability is not None]
-    if version is None or not listed or offer.forward_archs == "no":
+    if version is None:
         return False
-    if offer.forward_archs == "any":
-        return version >= min(listed)
-    return any(version[0] == major and version[1] >= minor for major, minor in listed)
+    return any(_image_runs(image, version, forward) for image in archs)
 
 
 def arch_words(archs: str, device: str) -> str:
-    """Archs as people say them: the capability with its SM name on CUDA."""
+    """Archs as people say them: the capability, or the image, with its SM name on CUDA."""
     if device != "cuda":
         return archs
-    first = _capability(archs)
-    return f"SM{first[0]}{first[1]} ({archs})" if first is not None else f"capability {archs}"
+    return f"SM{archs.replace('.', '')} ({archs})" if _capability(archs) is not None else f"capability {archs}"
 
 
 def dims_words(dims: Iterable[tuple[int, int]]) -> str:
@@ -141,9 +167,22 @@ def dims_words(dims: Iterable[tuple[int, int]]) -> str:
     return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
 
 
+def _image_runs(image: str, version: tuple[int, int], forward: Literal["no", "major", "any"]) -> bool:
+    listed = _capability(image)
+    if listed is None or version == listed:
+        return listed is not None
+    if forward == "no" or image.endswith("a"):
+        return False
+    if forward == "any" and not image.endswith("f"):
+        return version > listed
+    return version[0] == listed[0] and version[1] > listed[1]
+
+
 def _capability(arch: str) -> tuple[int, int] | None:
+    """A CUDA capability, with or without the letter of an image."""
     major, dot, minor = arch.partition(".")
-    return (int(major), int(minor)) if dot and major.isdigit() and minor.isdigit() else None
+    minor = minor[:-1] if minor[-1:] in ("a", "f") else minor
+    return (int(major), int(minor)) if dot and major.isdecimal() and minor.isdecimal() else None
 
 
 def _device_words(host: HostFacts) -> str:
@@ -179,7 +218,7 @@ def _installation(offer: Offer, installed: dict[str, str] | None) -> tuple[Libra
         # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
         if have is not None and _public(have) != _public(library.version or ""):
             wanted = f"{companion} {library.version} beside {first} {library.version}"
-            return library, Refusal(_INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
+            return library, Refusal(INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
     return library, None
 
 
@@ -195,17 +234,17 @@ def _library_refusal(text: str, installed: dict[str, str]) -> Refusal | None:
     name = _library_name(text)
     have = installed.get(name)
     if have is None:
-        return Refusal(_INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
+        return Refusal(INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
     try:
         version = Version(have)
     except InvalidVersion:
-        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
+        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
     if version.public == "0.0.0":
         # build systems write 0.0.0+unknown where they could not find the version
-        return Refusal(_INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
+        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
     # a local or pre-release build of a good version is that version
     if not requirement.specifier.contains(version.public, prereleases=True):
-        return Refusal(_INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
+        return Refusal(INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
     return None
 
 

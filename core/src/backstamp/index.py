@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from backstamp.declarations import PageSizes
+from backstamp.declarations import PHASES, PageSizes
 from backstamp.hostfit import HostRow
 from backstamp.plan import Verdict
 
@@ -23,13 +23,17 @@ class SlotIndex:
     """The rows of one slot, best first, and masks over them.
 
     Attributes:
-        names: every kernel, in name order. kernels: the rows of each.
+        names: every kernel, in name order, `distribution:kernel` where two claim it. kernels: the rows of each.
         accepted: the accepting verdict of each kernel. settled: verdicts of kernels this machine already refuses.
-        machine: rows the machine fits. installed: rows whose libraries are in place.
+        machine: rows the machine fits. nearby: rows of its kind of device that it does not fit.
+        installed: rows whose libraries are in place.
         has: by field, each declared value and its rows; "dim" has "any" for open head dims.
-        needs, inputs: each declared need and input with its rows.
+        needs, excludes: each declared condition, as the words that hold together, with its rows.
+        inputs: each needed input with its rows; phase_inputs: the same by phase, of rows that need it there alone.
+        sinks: what is declared about stored sinks (dtypes, conversion), with its rows.
         pages: distinct page-size sets and their rows. renamed: rows that map operator names of KV dtypes.
-        aligned: rows with a prefill alignment. pickable: rows `auto` may take (exact, not interpreted).
+        alignments: each declared prefill alignment with its rows.
+        pickable: rows `auto` may take (exact, not interpreted, of one owner).
     """
 
     rows: tuple[HostRow, ...]
@@ -38,19 +42,31 @@ class SlotIndex:
     accepted: Mapping[str, Verdict]
     settled: Mapping[str, Verdict]
     machine: int
+    nearby: int
     installed: int
     has: Mapping[str, Mapping[Hashable, int]]
-    needs: tuple[tuple[str, int], ...]
+    needs: tuple[tuple[frozenset[str], int], ...]
+    excludes: tuple[tuple[frozenset[str], int], ...]
     inputs: tuple[tuple[str, int], ...]
+    phase_inputs: Mapping[str, tuple[tuple[str, int], ...]]
+    sinks: tuple[tuple[frozenset[str], str, int], ...]
     pages: tuple[tuple[PageSizes, int], ...]
     renamed: int
-    aligned: int
+    alignments: tuple[tuple[int, int], ...]
     pickable: int
+
+    def chosen(self, side: str) -> int:
+        """The rows of a contested kernel that `auto` could take if they had one owner."""
+        mask = self.kernels.get(side, 0)
+        return sum(
+            1 << at for at in bits_of(mask) if self.rows[at].offer.accuracy == "exact" and not self.rows[at].interpreted
+        )
 
 
 _FIELDS = (
     "phase", "dtype", "kv_dtype", "feature", "excludes", "needs", "kv_form", "index_form", "input", "layout", "dim",
-    "family", "mask", "plan", "prefix", "deterministic",
+    "family", "mask", "plan", "prefix", "deterministic", "alignment", "sinks",
+    "prefill input", "decode input", "verify input", "draft_decode input", "draft_extend input",
 )  # fmt: skip
 
 
@@ -64,14 +80,14 @@ def bits_of(mask: int) -> Iterator[int]:
 
 def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
     """Rank rows by priority, then kernel name, then declared order, and index what they declare."""
-    ranked = tuple(sorted(rows, key=lambda row: (-row.offer.priority, row.offer.kernel, row.index)))
+    ranked = tuple(sorted(rows, key=lambda row: (-row.offer.priority, row.name, row.index)))
     kernels: dict[str, int] = {}
     has: dict[str, dict[Hashable, int]] = {field: {} for field in _FIELDS}
     pages: dict[PageSizes, int] = {}
-    flags = dict.fromkeys(("machine", "installed", "renamed", "aligned", "pickable"), 0)
+    flags = dict.fromkeys(("machine", "nearby", "installed", "renamed", "pickable"), 0)
     for at, row in enumerate(ranked):
         bit = 1 << at
-        kernels[row.offer.kernel] = kernels.get(row.offer.kernel, 0) | bit
+        kernels[row.name] = kernels.get(row.name, 0) | bit
         pages[row.offer.page_sizes] = pages.get(row.offer.page_sizes, 0) | bit
         for field, value in _declared_values(row):
             has[field][value] = has[field].get(value, 0) | bit
@@ -86,20 +102,38 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
         accepted={name: Verdict(name, True, plugin=first[name].plugin.name) for name in names},
         settled={name: _settled(name, kernels[name], ranked) for name in names if not kernels[name] & flags["machine"]},
         has=has,
-        needs=tuple(sorted((str(value), mask) for value, mask in has["needs"].items())),
-        inputs=tuple(sorted((str(value), mask) for value, mask in has["input"].items())),
+        needs=_conditions(has["needs"]),
+        excludes=_conditions(has["excludes"]),
+        inputs=_words(has["input"]),
+        phase_inputs={phase: _words(has[f"{phase} input"]) for phase in PHASES},
+        sinks=tuple((dtypes, words, mask) for (dtypes, words), mask in _pairs(has["sinks"])),
         pages=tuple(pages.items()),
+        alignments=tuple((int(str(tokens)), mask) for tokens, mask in has["alignment"].items()),
         **flags,
     )
+
+
+def _conditions(masks: Mapping[Hashable, int]) -> tuple[tuple[frozenset[str], int], ...]:
+    return tuple((frozenset(words.split("+")), mask) for words, mask in _words(masks))
+
+
+def _words(masks: Mapping[Hashable, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((str(value), mask) for value, mask in masks.items()))
+
+
+def _pairs(masks: Mapping[Hashable, int]) -> Iterator[tuple[tuple[frozenset[str], str], int]]:
+    for value, mask in masks.items():
+        assert isinstance(value, tuple)
+        yield value, mask
 
 
 def _flags(row: HostRow) -> dict[str, bool]:
     return {
         "machine": row.refusal is None,
+        "nearby": row.refusal is not None and row.refusal.code != "device",
         "installed": row.installation is None,
         "renamed": bool(row.offer.kv_dtype_names),
-        "aligned": row.offer.alignment_tokens is not None,
-        "pickable": row.offer.accuracy == "exact" and not row.interpreted,
+        "pickable": row.offer.accuracy == "exact" and not row.interpreted and row.name == row.offer.kernel,
     }
 
 
@@ -130,6 +164,13 @@ def _declared_values(row: HostRow) -> Iterator[tuple[str, Hashable]]:
     yield "deterministic", offer.deterministic
     if not offer.index_forms:
         yield "index_form", "none"
+    if offer.alignment_tokens is not None:
+        yield "alignment", offer.alignment_tokens
+    if "sinks" in offer.features:
+        yield "sinks", (offer.sink_dtypes, offer.sink_conversion)
+    for phase, inputs in offer.phase_inputs.items():
+        for name in inputs - offer.inputs:
+            yield f"{phase} input", name
 
 
 def _settled(kernel: str, mask: int, rows: Sequence[HostRow]) -> Verdict:

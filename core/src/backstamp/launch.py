@@ -1,8 +1,8 @@
 """Second step of the flow: what the operator, the embedding framework and the model family asked for, as one `Launch`.
 
-In: up to three `Requests`, ranked operator > embedder > family. Out: a frozen `Launch` whose every value knows who
-asked and through which flag, and one `Policy`. A launch never hands out the base attention field alone: callers ask
-for the request of a half or of a phase, and unset stays unset.
+In: up to three `Requests`, ranked operator > embedder > family, and the settings found in the environment. Out: a
+frozen `Launch` whose every value knows who asked and through which flag, and one `Policy`. A launch never hands out
+the base attention field alone: callers ask for the request of a half or of a phase, and unset stays unset.
 
 .. versionadded:: 0.1
 """
@@ -56,6 +56,9 @@ class Requests:
     deterministic: bool | None = None
     tp_size: int | None = None
     dcp_size: int | None = None
+    training: bool | None = None
+    component_backends: Mapping[str, str] | None = None
+    features: Mapping[str, bool] | None = None
 
     def __post_init__(self) -> None:
         for name in ("speculative_topk", "page_size", "tp_size", "dcp_size"):
@@ -70,17 +73,24 @@ class Requests:
                 found=repr(self.speculative_attention_mode),
                 fix="To choose the verify kernel itself, use --verify-attention-backend",
             )
-        for name in _KEYS:
-            key = getattr(self, name)
+        keys = [(FLAGS[name], getattr(self, name)) for name in _KEYS]
+        keys += [(_component_flag(name), key) for name, key in (self.component_backends or {}).items()]
+        for flag, key in keys:
             if key is not None and not key.strip():
-                raise BadInput(
-                    FLAGS[name], needed="a key", found=repr(key), fix="Leave the flag out to resolve by auto"
-                )
+                raise BadInput(flag, needed="a key", found=repr(key), fix="Leave the flag out to resolve by auto")
 
 
-#: The flag of every request, as the command line spells it.
-FLAGS: Final[Mapping[str, str]] = {item.name: "--" + item.name.replace("_", "-") for item in fields(Requests)}
+#: The flag of every request, as the command line spells it; the last two are repeated, NAME=VALUE each.
+FLAGS: Final[Mapping[str, str]] = {item.name: "--" + item.name.replace("_", "-") for item in fields(Requests)} | {
+    "component_backends": "--component-backend",
+    "features": "--feature",
+}
 _KEYS: Final = tuple(name for name in FLAGS if name.endswith("_backend"))
+_PER_NAME: Final = ("component_backends", "features")
+
+
+def _component_flag(component: str) -> str:
+    return f"{FLAGS['component_backends']} {component}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +110,19 @@ class Policy:
         strict: every warning about a lost, changed or failed choice is an error.
         layers: "uniform" one kernel for all layers of a component, "per_layer" the best for each, "auto" uniform
             where one kernel can and per layer where none can.
-        allow, deny: distributions that may, or may not, be chosen by `auto`; an empty `allow` allows all.
+        allow, deny: distributions that may, or may not, be chosen by `auto`; an empty `allow` allows all. A lock's
+            distributions are an `allow` list.
+        duplicates: `distribution:name` for each name two distributions claim: that one's is meant.
         bypass: check codes the operator switched off, recorded on the stamp ("companion", "library_version").
+        keep_graph: `auto` ranks kernels that keep the engine's CUDA-graph level above those that lose it.
+        per_rank: ranks on unlike hosts may run unlike kernels; without it one kernel must serve them all.
     """
 
     strict: bool = False
     layers: Literal["auto", "uniform", "per_layer"] = "auto"
+    duplicates: frozenset[str] = frozenset()
+    keep_graph: bool = False
+    per_rank: bool = False
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()
     bypass: frozenset[str] = frozenset()
@@ -114,14 +131,28 @@ class Policy:
         unknown = sorted(self.bypass - BYPASSABLE)
         if unknown:
             raise BadInput("--bypass", needed=f"codes among {', '.join(sorted(BYPASSABLE))}", found=", ".join(unknown))
+        for name in sorted(self.duplicates):
+            if not all(name.partition(":")):
+                raise BadInput("--duplicate", needed="distribution:name", found=repr(name))
+        if self.allow & self.deny:
+            both = ", ".join(sorted(self.allow & self.deny))
+            raise BadInput("--allow and --deny", needed="a distribution in one of them", found=f"{both} in both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Everything asked for, merged; made by `make_launch`. Phases and halves are read through its methods."""
+    """Everything asked for, merged; made by `make_launch`. Phases and halves are read through its methods.
+
+    `keys` and `components` hold a `Request` each, `sources` says who set any of the other values; what is not in it
+    nobody set. `settings` are settings found set by name, for the tombstones of retired ones.
+    """
 
     policy: Policy = field(default_factory=Policy)
     keys: Mapping[str, Request] = field(default_factory=dict)
+    components: Mapping[str, Request] = field(default_factory=dict)
+    features: Mapping[str, tuple[bool, Source]] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
     speculative_algorithm: str | None = None
     speculative_attention_mode: str | None = None
     speculative_num_steps: int = 0
@@ -132,6 +163,7 @@ class Launch:
     deterministic: bool = False
     tp_size: int = 1
     dcp_size: int = 1
+    training: bool = False
 
     @property
     def speculative(self) -> bool:
@@ -161,6 +193,11 @@ class Launch:
         """The request of the linear slot in one phase, split fields first."""
         return _strongest(self.keys.get(f"linear_attn_{phase}_backend"), self.keys.get("linear_attn_backend"))
 
+    def source_of(self, name: str) -> Source | Literal["auto"]:
+        """Who set a value, by its field name; "auto" where nobody did."""
+        request = self.keys.get(name)
+        return request.source if request is not None else self.sources.get(name, "auto")
+
     def sub_settings(self, prefix: str) -> tuple[Request, ...]:
         """Requests whose field starts with `prefix`, for example "dsa_"; they need a parent in force."""
         return tuple(request for name, request in sorted(self.keys.items()) if name.startswith(prefix))
@@ -173,10 +210,13 @@ def make_launch(
     family: Requests | None = None,
     policy: Policy | None = None,
     role: Role = "target",
+    settings: Mapping[str, str] | None = None,
 ) -> Launch:
     """Merge what was asked for, strongest source first.
 
-    A draft role implies speculation even when no algorithm was named: there is no other reason to ask about a draft.
+    `settings` are environment variables and old flags found set; those a plugin declares retired are told, the others
+    are left alone. A draft role implies speculation even when no algorithm was named: there is no other reason to ask
+    about a draft.
     """
     sources: tuple[tuple[Source, Requests | None], ...] = (
         ("operator", operator),
@@ -185,21 +225,33 @@ def make_launch(
     )
     asked = [(source, requests) for source, requests in sources if requests is not None]
     keys: dict[str, Request] = {}
+    components: dict[str, Request] = {}
+    features: dict[str, tuple[bool, Source]] = {}
     plain: dict[str, object] = {}
+    origins: dict[str, Source] = {}
     for source, requests in asked:
         for name, flag in FLAGS.items():
             value = getattr(requests, name)
-            if value is None:
+            if value is None or name in _PER_NAME:
                 continue
             if name in _KEYS:
                 keys.setdefault(name, Request(value, source, flag))
             else:
                 plain.setdefault(name, value)
+                origins.setdefault(name, source)
+        for component, key in (requests.component_backends or {}).items():
+            components.setdefault(component, Request(key, source, _component_flag(component)))
+        for feature, on in (requests.features or {}).items():
+            features.setdefault(feature, (on, source))
     algorithm = plain.get("speculative_algorithm", "STANDALONE" if role == "draft" else None)
     steps = plain.get("speculative_num_steps", _DEFAULT_STEPS if algorithm is not None else 0)
     return Launch(
         policy=policy if policy is not None else Policy(),
         keys=keys,
+        components=components,
+        features=features,
+        settings=dict(settings or {}),
+        sources=origins,
         speculative_algorithm=_word(algorithm),
         speculative_attention_mode=_word(plain.get("speculative_attention_mode")),
         speculative_num_steps=_number(steps),
@@ -210,6 +262,7 @@ def make_launch(
         deterministic=plain.get("deterministic") is True,
         tp_size=_number(plain.get("tp_size", 1)),
         dcp_size=_number(plain.get("dcp_size", 1)),
+        training=plain.get("training") is True,
     )
 
 

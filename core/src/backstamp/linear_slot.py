@@ -8,58 +8,44 @@ layers. It touches no process-wide state and never writes a default back into th
 
 from __future__ import annotations
 
-from backstamp.compiled import HostCatalogue
-from backstamp.declarations import Phase, Role
-from backstamp.engine import EngineFacts
-from backstamp.launch import Launch
-from backstamp.measurements import Measurements
-from backstamp.model import ModelFacts
-from backstamp.plan import LinearPlan, PhasePlan
+from backstamp.declarations import Phase
+from backstamp.facts import Facts
+from backstamp.linear import verify_follows
+from backstamp.plan import LinearPlan, PhasePlan, Verdict
 from backstamp.questions import needs_of, questions_for
-from backstamp.selection import Choice, Table, ask, bind_key, phase_plan, rank, table_of
+from backstamp.rank import rank
+from backstamp.selection import Choice, Table, ask, bind_key, phase_plan, table_of
 
 __all__ = ["resolve_linear"]
 
 
 def resolve_linear(
-    host: HostCatalogue,
-    launch: Launch,
-    engine: EngineFacts,
-    model: ModelFacts,
-    kv_dtype: str,
-    measurements: Measurements | None,
-    role: Role,
+    facts: Facts, failed: tuple[Verdict, ...] = ()
 ) -> tuple[LinearPlan | None, tuple[tuple[str, str], ...]]:
     """Resolve the slot; unset verify follows decode where that is flashinfer, else it is triton where that serves."""
-    if not model.linear_groups:
+    if not facts.model.linear_groups:
         return None, ()
-    asked = questions_for("linear", launch, engine, model, kv_dtype)
-    common = ask(host, "linear", asked)
+    asked = questions_for("linear", facts)
+    common = ask(facts, "linear", asked)
     plans: dict[Phase, PhasePlan] = {}
     layouts: list[str] = []
     order: tuple[Phase, ...] = ("decode", "prefill", "verify")
     for at in order:
-        table = table_of("linear", asked, common, needs_of(at, "linear", launch, engine))
-        choice = _choose(host, launch, table, plans, measurements, f"linear {at} backend")
+        table = table_of("linear", asked, common, needs_of(at, "linear", facts))
+        choice = _choose(facts, table, plans, f"linear {at} backend")
         layouts += [layout for part in choice.parts for layout in part.row.offer.state_layouts[:1]]
-        plans[at] = phase_plan(table, choice, launch.linear(at), f"--linear-attn-{at}-backend")
+        flag = f"--linear-attn-{at}-backend"
+        plans[at] = phase_plan(table, choice, facts.launch.linear(at), flag, failed=failed)
     linear = LinearPlan(plans["decode"], plans["prefill"], plans["verify"])
     return linear, tuple(("linear", layout) for layout in dict.fromkeys(layouts))
 
 
-def _choose(
-    host: HostCatalogue,
-    launch: Launch,
-    table: Table,
-    decided: dict[Phase, PhasePlan],
-    measurements: Measurements | None,
-    who: str,
-) -> Choice:
-    request = launch.linear(table.phase)
+def _choose(facts: Facts, table: Table, decided: dict[Phase, PhasePlan], who: str) -> Choice:
+    request = facts.launch.linear(table.phase)
     if request is not None:
-        return bind_key(host, table, request.value, who, request.source)
+        return bind_key(facts, table, request.value, who, request.source)
     if table.phase == "verify":
-        follow = "flashinfer" if decided["decode"].kernel == "flashinfer" else "triton"
+        follow = verify_follows(str(decided["decode"].kernel))
         if follow in table.accepted():
             return Choice(follow, table.parts(follow), "default", (), ())
-    return rank(host, table, f"{who} (auto)", launch.policy, measurements)
+    return rank(facts, table, f"{who} (auto)")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -70,12 +70,16 @@ class LockEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockLaunch:
-    """What was asked for: everything but hosts, models and files, so that a check needs no flags."""
+    """What was asked for: everything but hosts, models and files, so that a check needs no flags.
+
+    `settings` are the old settings that were named; those of the environment are no part of a lock.
+    """
 
     requests: Requests = field(default_factory=Requests)
     policy: Policy = field(default_factory=Policy)
     role: Role = "target"
     device: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +156,7 @@ def lock_to_json(lock: Lock) -> dict[str, object]:
             "policy": _asked(lock.launch.policy),
             "role": lock.launch.role,
             "device": lock.launch.device,
+            "settings": dict(lock.launch.settings),
         },
         "configs": dict(lock.configs),
         "plugins": dict(lock.plugins),
@@ -173,7 +178,7 @@ def lock_from_json(data: object, who: str = "lock") -> Lock:
     fields = JsonFields(data, who, BadLock)
     fields.schema(LOCK_SCHEMA)
     fields.only(_LOCK)
-    launch = fields.part("launch").only(("requests", "policy", "role", "device"))
+    launch = fields.part("launch").only(("requests", "policy", "role", "device", "settings"))
     entries = tuple(_entry_from_json(part) for part in fields.parts("entries"))
     if [entry.key for entry in entries] != sorted({entry.key for entry in entries}):
         raise fields.bad("entries", "each host, model and role once, in order", "another order, or one twice")
@@ -184,6 +189,7 @@ def lock_from_json(data: object, who: str = "lock") -> Lock:
             policy=_read_asked(launch.part("policy"), Policy),
             role=launch.one_of("role", _ROLES),
             device=launch.word_or_none("device"),
+            settings=_texts(launch.part("settings")),
         ),
         configs=_pairs(fields.part("configs")),
         plugins=_pairs(fields.part("plugins")),
@@ -247,12 +253,16 @@ def _pairs(fields: JsonFields) -> tuple[tuple[str, str], ...]:
     return tuple((name, fields.word(name)) for name in fields.names())
 
 
+def _texts(fields: JsonFields) -> tuple[tuple[str, str], ...]:
+    return tuple((name, fields.text(name)) for name in fields.names())
+
+
 def _asked(words: Requests | Policy) -> dict[str, object]:
     """The fields somebody set, sets in order."""
     unset = type(words)()
     asked = {item.name: getattr(words, item.name) for item in dataclasses.fields(words)}
     return {
-        name: sorted(value) if isinstance(value, frozenset) else value
+        name: sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, Mapping) else value
         for name, value in asked.items()
         if value != getattr(unset, name)
     }
@@ -272,6 +282,10 @@ def _value(fields: JsonFields, name: str, hint: object) -> object:
         return frozenset(fields.words(name))
     if get_origin(hint) is tuple:
         return fields.words(name)
+    below = next((get_args(kind)[1] for kind in kinds if get_origin(kind) is Mapping), None)
+    if below is not None:
+        part = fields.part(name)
+        return {key: part.flag(key) if below is bool else part.word(key) for key in part.names()}
     if bool in kinds:
         return fields.flag(name)
     return fields.whole(name, least=-1) if int in kinds else fields.word(name)

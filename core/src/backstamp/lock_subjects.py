@@ -156,7 +156,7 @@ class _Combination:
         asked = self.launch.requests
         if self.subjects.draft is not None and asked.speculative_algorithm is None:
             asked = replace(asked, speculative_algorithm="STANDALONE")
-        launch = make_launch(asked, policy=self.launch.policy, role=role)
+        launch = make_launch(asked, policy=self.launch.policy, role=role, settings=dict(self.launch.settings))
         engine = self.subjects.engine[0] if self.subjects.engine is not None else EngineFacts()
         try:
             plan = resolve_on(self.host, launch, engine, model, role=role, target=target)

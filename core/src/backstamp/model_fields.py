@@ -15,12 +15,23 @@ from typing import Final
 
 from backstamp.errors import BadModel
 
-__all__ = ["Fields"]
+__all__ = ["LANGUAGE_PARTS", "Fields"]
 
-#: A composite config keeps its language model under one of these; speculators' drafts use the last.
-_NESTED: Final = ("text_config", "llm_config", "language_config", "transformer_layer_config")
+#: A composite config keeps its language model under one of these: Qwen-Omni's in two steps (the thinker, then its
+#: text_config), speculators' drafts under the last.
+LANGUAGE_PARTS: Final = (
+    "thinker_config",
+    "text_config",
+    "llm_config",
+    "language_config",
+    "transformer_layer_config",
+)
 #: What the composite says for all its parts; a part's own word wins.
 _FROM_OUTSIDE: Final = ("dtype", "torch_dtype", "num_nextn_predict_layers")
+#: One of these is there in a config that keeps its language model flat beside its towers.
+_FLAT: Final = ("num_attention_heads", "n_head", "num_hidden_layers", "n_layer")
+#: More layers than any model has; a count beyond it is a slip, not a reason to run out of memory.
+_MOST_LAYERS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +42,22 @@ class Fields:
     data: Mapping[str, object]
 
     def language_model(self) -> Fields:
-        """The part that holds the language model: a nested config, or this one."""
-        for name in _NESTED:
+        """The part that holds the language model: a nested config, or this one.
+
+        Raises:
+            BadModel: the part is named and is no config, or is null and nothing is said in its place.
+        """
+        for name in LANGUAGE_PARTS:
             inner = self.data.get(name)
             if inner is None:
                 continue
             if not isinstance(inner, Mapping):
                 raise self.bad(name, "a nested config", repr(inner))
-            outside = {field: self.data[field] for field in _FROM_OUTSIDE if field in self.data}
-            own = {field: value for field, value in inner.items() if value is not None}
-            return Fields(f"{self.who}, {name}", {**outside, **own})
+            outside = {field: self.data.get(field) for field in _FROM_OUTSIDE if inner.get(field) is None}
+            return Fields(f"{self.who}, {name}", {**inner, **outside}).language_model()
+        empty = [name for name in LANGUAGE_PARTS if name in self.data]
+        if empty and not self.has(*_FLAT):
+            raise self.bad(empty[0], "a nested config", "null")
         return self
 
     def over(self, changes: Mapping[str, object]) -> Fields:
@@ -48,10 +65,8 @@ class Fields:
         return Fields(self.who, {**self.data, **changes})
 
     def under(self, defaults: Mapping[str, object]) -> Fields:
-        """The same config with fields it leaves out."""
-        return Fields(
-            self.who, {**defaults, **{field: value for field, value in self.data.items() if value is not None}}
-        )
+        """The same config with fields it leaves out; one it sets to null is not left out."""
+        return Fields(self.who, {**defaults, **self.data})
 
     def has(self, *names: str) -> bool:
         """Whether any of these fields is set (null is unset)."""
@@ -70,6 +85,13 @@ class Fields:
         if default is None:
             raise self.bad(names[0], " or ".join(names), "no such field")
         return default
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """A number of layers, as `whole`."""
+        value = self.whole(*names, default=default)
+        if value > _MOST_LAYERS:
+            raise self.bad(names[0], f"at most {_MOST_LAYERS} layers", str(value))
+        return value
 
     def factor(self, name: str) -> float:
         """A finite number >= 0, 0.0 where unset."""

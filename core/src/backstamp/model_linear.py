@@ -15,8 +15,8 @@ from backstamp.model_fields import Fields
 
 __all__ = ["linear_mixer", "short_convolution"]
 
-#: Lightning attention has no field of its own in these. Source: MiniMaxConfig; MiniMaxAI/MiniMax-Text-01 config.json.
-_LIGHTNING: Final = frozenset({"minimax", "minimax_text_01"})
+#: Lightning attention has no field of its own in these. Source: MiniMaxConfig; config.json of MiniMaxAI's Text-01, M1.
+_LIGHTNING: Final = frozenset({"minimax", "minimax_text_01", "minimax_m1"})
 
 
 def linear_mixer(fields: Fields, kind: str) -> LayerFacts:

@@ -17,13 +17,15 @@ from backstamp.model_fields import Fields
 
 __all__ = ["MIXERS", "Mixer", "layer_words"]
 
-Mixer = Literal["full", "sliding", "indexed", "csa", "hca", "linear", "conv"]
+Mixer = Literal["full", "sliding", "chunked", "cross", "indexed", "csa", "hca", "linear", "conv"]
 
 #: What runs in a layer of each name; layers that hold an MLP alone run nothing.
 MIXERS: Final[dict[str, tuple[Mixer, ...]]] = {
     "full_attention": ("full",),
     "attention": ("full",),
     "sliding_attention": ("sliding",),
+    "chunked_attention": ("chunked",),
+    "cross_attention": ("cross",),
     "indexed_attention": ("indexed",),
     "deepseek_sparse_attention": ("indexed",),
     "compressed_sparse_attention": ("csa",),
@@ -39,6 +41,12 @@ MIXERS: Final[dict[str, tuple[Mixer, ...]]] = {
 }
 #: Nemotron-H's letters. Source: NemotronHConfig._pattern_to_list.
 _LETTERS: Final = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
+#: Fields that list layers by number: what those are, and what the others are. Source: LFM2, Bamba, Llama 3.2 Vision.
+_BY_INDEX: Final = {
+    "full_attn_idxs": ("full_attention", "conv"),
+    "attn_layer_indices": ("full_attention", "linear_attention"),
+    "cross_attention_layers": ("cross_attention", "full_attention"),
+}
 #: DeepSeek V4's tokens a cache entry stands for. Source: its configuration, _COMPRESS_RATIO_TO_LAYER_TYPE.
 _RATIOS: Final = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 #: Every n-th layer is full where a config gives a window and no list. Source: the defaults of the config classes.
@@ -64,8 +72,6 @@ _NOT_ALL_ATTENTION: Final = (
     "ssm_state_size",
     "conv_L_cache",
 )
-#: More layers than any model has; a count beyond it is a slip, not a reason to run out of memory.
-_MOST_LAYERS: Final = 10_000
 
 
 def layer_words(fields: Fields, draft_layers: int | None = None) -> list[str]:
@@ -94,10 +100,7 @@ def layer_words(fields: Fields, draft_layers: int | None = None) -> list[str]:
 
 
 def _count(fields: Fields, default: int | None = None) -> int:
-    count = fields.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=default)
-    if count > _MOST_LAYERS:
-        raise fields.bad("num_hidden_layers", f"at most {_MOST_LAYERS} layers", str(count))
-    return count
+    return fields.count("num_hidden_layers", "n_layer", "n_layers", "num_layers", default=default)
 
 
 def _listed(fields: Fields) -> tuple[str, list[str] | None]:
@@ -125,19 +128,20 @@ def _listed(fields: Fields) -> tuple[str, list[str] | None]:
 
 
 def _listed_by_index(fields: Fields) -> tuple[str, list[str] | None]:
-    """Lists of the layers that attend; the others are what the field says they are."""
+    """Lists of some of the layers; the others are what the field says they are."""
     linear = fields.part("linear_attn_config")
     if linear is not None:
         return "linear_attn_config", _kimi_words(linear, _count(fields))
-    # LFM2's other layers are convolutions, Bamba's are Mamba-2
-    for name, other in (("full_attn_idxs", "conv"), ("attn_layer_indices", "linear_attention")):
-        attend = fields.wholes(name)
-        if attend is not None:
+    for name, (inside, outside) in _BY_INDEX.items():
+        listed = fields.wholes(name)
+        if listed is not None:
             count = _count(fields)
-            beyond = [at for at in attend if at >= count]
+            beyond = [at for at in listed if at >= count]
             if beyond:
                 raise fields.bad(name, f"layers below {count}", repr(beyond))
-            return name, ["full_attention" if at in attend else other for at in range(count)]
+            return name, [inside if at in listed else outside for at in range(count)]
+    if fields.has("attention_chunk_size"):
+        return "no_rope_layers", _llama4_words(fields, _count(fields))
     interval = fields.whole("full_attention_interval", default=0)
     if interval:
         # Qwen3-Next: the last of every interval attends
@@ -158,6 +162,16 @@ def _kimi_words(linear: Fields, count: int) -> list[str]:
     if sorted(full + kda) != list(range(1, count + 1)):
         raise linear.bad("full_attn_layers", f"each of layers 1 to {count} here or in kda_layers", "another set")
     return ["full_attention" if at in full else "linear_attention" for at in range(1, count + 1)]
+
+
+def _llama4_words(fields: Fields, count: int) -> list[str]:
+    """Llama 4: a layer with positions attends in chunks, one without (marked 0) to everything. An empty list is unset.
+
+    Source: Llama4TextConfig.__post_init__.
+    """
+    every = fields.whole("no_rope_layer_interval", default=4)
+    marks = fields.wholes("no_rope_layers") or [int((at + 1) % every != 0) for at in range(count)]
+    return ["chunked_attention" if mark else "full_attention" for mark in marks]
 
 
 def _by_rule(fields: Fields, count: int) -> list[str]:

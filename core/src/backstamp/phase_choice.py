@@ -1,196 +1,271 @@
 """Which kernel each attention phase of a runner gets, and how phases follow one another.
 
-In: the facts of one resolve. Out: a `Choice` and a `PhasePlan` for every phase the runner runs. Asked-for phases come
-first, verify follows a half, a draft inherits from its target's half; each rule says so in the plan's `source`.
+In: the `Facts` of one resolve. Out: for every phase the runner runs its options, best first, and of those taken a
+`PhasePlan`. Asked-for phases come first, verify follows a half, a draft inherits from its target's half; each rule
+says so in the plan's `source`. `backstamp.choosing` takes one option a phase so that all of them share one cache.
 
 .. versionadded:: 0.1
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from backstamp.compiled import HostCatalogue
-from backstamp.declarations import Half, Phase, Role
-from backstamp.engine import EngineFacts
-from backstamp.errors import ConflictingRequest, NoKernel, NotInstalled, Refused
+from backstamp.component_choice import choose_components, main_component
+from backstamp.declarations import Half, Phase
+from backstamp.errors import ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
-from backstamp.hostfit import HostRow
-from backstamp.launch import Launch, Request
-from backstamp.measurements import Measurements
-from backstamp.model import ModelFacts
-from backstamp.plan import PhasePlan, Plan, Warn
+from backstamp.facts import Facts
+from backstamp.launch import Request
+from backstamp.per_layer import choose_per_layer
+from backstamp.plan import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
+from backstamp.rank import Fits, in_order, ranked
 from backstamp.refusals import refused_key
-from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, rank, table_of
+from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, table_of
 from backstamp.settle import agree
 
-__all__ = ["HYBRID_KEY", "PhaseWork"]
+__all__ = ["HYBRID_KEY", "SPARSE_KEY", "Option", "PhaseWork"]
 
 #: `auto` of a hybrid model's full-attention layers is this key's list.
 HYBRID_KEY: Final = "hybrid_linear_attn"
+#: The kernel whose sub-settings are `dsa_prefill_backend` and `dsa_decode_backend`.
+SPARSE_KEY: Final = "dsa"
 SLOT: Final = "attention"
 #: Decode first, because its page size matters most.
 _PAGE_ORDER: Final[tuple[Phase, ...]] = ("decode", "draft_decode", "prefill", "verify", "draft_extend")
 
 
+class Option(NamedTuple):
+    """One way to serve a phase: who asked for it, the table it was read from, and the choice."""
+
+    request: Request | None
+    table: Table
+    choice: Choice
+
+
 @dataclass(slots=True)
 class PhaseWork:
-    """The phases of one runner, decided in an order that lets later ones follow earlier ones."""
+    """The phases of one runner, taken in an order that lets later ones follow earlier ones."""
 
-    host: HostCatalogue
-    launch: Launch
-    engine: EngineFacts
-    model: ModelFacts
-    measurements: Measurements | None
-    role: Role
-    target: Plan | None
-    kv_dtype: str
+    facts: Facts
     chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
+    components: dict[Phase, tuple[Part, ...]] = field(default_factory=dict)
     plans: dict[Phase, PhasePlan] = field(default_factory=dict)
-    warnings: list[Warn] = field(default_factory=list)
+    warned: dict[Phase, tuple[Warn, ...]] = field(default_factory=dict)
     main: tuple[Asked, ...] = ()
     others: tuple[Asked, ...] = ()
     common: tuple[Answer, ...] = ()
+    failed: tuple[Verdict, ...] = ()
 
     def __post_init__(self) -> None:
-        asked = questions_for(SLOT, self.launch, self.engine, self.model, self.kv_dtype)
+        asked = questions_for(SLOT, self.facts)
         if not asked:
-            who = f"model {self.model.name}"
+            who = f"model {self.facts.model.name}"
             raise ConflictingRequest(who, needed="at least one attention layer", found="linear layers only")
-        self.main = tuple([item for item in asked if item.component == asked[0].component])
-        self.others = tuple([item for item in asked if item.component != asked[0].component])
-        self.common = ask(self.host, SLOT, self.main)
+        main = main_component(asked)
+        self.main = tuple([item for item in asked if item.component == main])
+        self.others = tuple([item for item in asked if item.component != main])
+        self.common = ask(self.facts, SLOT, self.main)
+        self.failed = tuple(
+            Verdict(
+                at.plugin.name, False, "failed", "plugin", f"{at.plugin.distribution} to load", at.cause, at.plugin.name
+            )
+            for at in self.facts.host.catalogue.failures
+        )
 
     def order(self) -> list[Phase]:
         """Asked-for phases first, so that `auto` joins them; verify last, because it may follow a half."""
-        phases = running_phases(self.launch, self.role)
-        if not self.launch.keys:
+        launch, role = self.facts.launch, self.facts.role
+        phases = running_phases(launch, role)
+        if not launch.keys:
             return list(phases)
-        return sorted(phases, key=lambda phase: (self.launch.own(phase, self.role) is None, phase == "verify"))
+        return sorted(phases, key=lambda phase: (launch.own(phase, role) is None, phase == "verify"))
 
-    def rows(self, phases: tuple[Phase, ...] = _PAGE_ORDER) -> list[HostRow]:
-        """The rows chosen so far for these phases."""
-        return [part.row for at in phases if at in self.chosen for part in self.chosen[at][1].parts]
+    def parts(self, phases: tuple[Phase, ...] = _PAGE_ORDER) -> list[Part]:
+        """What was chosen so far for these phases, of every layer that has a KV cache."""
+        return [part for at in phases if at in self.chosen for part in (*self.chosen[at][1].parts, *self._cached(at))]
 
-    def decide(self, phase: Phase) -> None:
-        """Choose one phase's kernels and write its row of the plan."""
-        table = self._table(phase, self.main, self.common)
-        request, choice = self._choose(phase, table)
+    def take(self, phase: Phase, option: Option, *, first: Option | None = None) -> None:
+        """Take one option of a phase and write its row of the plan; `first` is what ranks before it, if not taken.
+
+        Raises:
+            NoKernel: a component beside the main one finds no kernel that shares the cache.
+        """
+        request, table, choice = option
         self.chosen[phase] = (table, choice)
-        self.warnings += choice.warnings
-        parts = choice.parts + self._other_components(phase) if self.others else choice.parts
-        flag = "--draft-attention-backend" if self.role == "draft" else f"--{phase}-attention-backend"
-        self.plans[phase] = phase_plan(table, choice, request, flag, parts)
+        parts, warnings = choice.parts, choice.warnings
+        if first is not None and first.choice.kernel != choice.kernel:
+            text = f"{first.choice.kernel} comes first, but what it leaves to the other phases cannot share its cache"
+            warnings += (Warn("passed_over", f"{phase}: {text}; {choice.kernel} runs"),)
+        if self.others:
+            self.components[phase], more = choose_components(self.facts, phase, self.others, self._fits())
+            parts, warnings = parts + self.components[phase], warnings + more
+        self.warned[phase] = warnings
+        flag = "--draft-attention-backend" if self.facts.role == "draft" else f"--{phase}-attention-backend"
+        self.plans[phase] = phase_plan(table, choice, request, flag, parts, self.failed)
 
-    def _choose(self, phase: Phase, table: Table) -> tuple[Request | None, Choice]:
+    def drop(self, phase: Phase) -> None:
+        """Take back what was taken of a phase."""
+        for of in (self.chosen, self.components, self.plans, self.warned):
+            of.pop(phase, None)
+
+    def fits(self, option: Option) -> bool:
+        """Whether an option can share a cache with everything taken so far."""
+        rows = [part.row for part in (*self.parts(), *option.choice.parts)]
+        return agree(rows, self.facts.engine)
+
+    def options(self, phase: Phase) -> Iterator[Option]:
+        """Every way to serve a phase, best first, whether or not it fits what is taken.
+
+        Raises:
+            BackstampError: nothing serves, with every reason.
+        """
+        table = self._table(phase, self.main, self.common)
         who = f"{phase.replace('_', ' ')} attention backend"
-        request = self.launch.own(phase, self.role)
+        request = self._own(phase)
         if request is not None:
-            return request, bind_key(self.host, table, request.value, who, request.source)
-        if phase == "verify":
-            return None, self._verify_follows(table, who)
-        if self.role == "draft":
-            return self._inherit(phase, table, who)
-        return None, self._auto(table, who)
+            yield from self._bind(request, table, who)
+        elif phase == "verify":
+            yield from self._verify_follows(table, who)
+        elif self.facts.role == "draft":
+            yield from self._inherit(phase, table, who)
+        else:
+            yield from self._auto(table, who)
 
-    def _verify_follows(self, table: Table, who: str) -> Choice:
+    def _own(self, phase: Phase) -> Request | None:
+        """The request that binds a phase; sub-settings of the sparse kernel ask for their parent on a sparse model."""
+        launch = self.facts.launch
+        request = launch.own(phase, self.facts.role)
+        if request is None and self.facts.role == "target" and phase in ("prefill", "decode"):
+            sub = launch.sub_settings("dsa_") if any(item.question.family == "sparse_mla" for item in self.main) else ()
+            return Request(SPARSE_KEY, sub[0].source, sub[0].setting) if sub else None
+        return request
+
+    def _bind(self, request: Request, table: Table, who: str) -> Iterator[Option]:
+        """What was asked for, by each of its rows that serve; a refusal names what the launch asks for beside it."""
+        try:
+            if self._is_per_layer():
+                yield Option(
+                    request,
+                    *choose_per_layer(
+                        self.facts, table, lambda at: self._rows(at, request.value, who, request.source), self._fits()
+                    ),
+                )
+                return
+            options = self._rows(table, request.value, who, request.source)
+        except Refused as refusal:
+            halves = {half: self.facts.launch.half(half) for half in ("prefill", "decode")}
+            beside = [f"{half} asks for {at.value}" for half, at in halves.items() if at is not None and at != request]
+            raise refusal.beside(beside) from refusal.__cause__
+        yield from (Option(request, table, choice) for choice in options)
+
+    def _rows(self, table: Table, key: str, who: str, source: str) -> Iterator[Choice]:
+        """The choices a key comes to: one kernel, by each of its rows that serve."""
+        choice = bind_key(self.facts, table, key, who, source)
+        return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+
+    def _verify_follows(self, table: Table, who: str) -> Iterator[Option]:
         """An explicit mode binds to its half; unset is prefill, and decode where prefill's rows refuse verify."""
-        mode = self.launch.speculative_attention_mode
+        mode = self.facts.launch.speculative_attention_mode
         if mode is not None:
             half: Half = "decode" if mode == "decode" else "prefill"
-            return self._by_half(half, table, f"{who} (--speculative-attention-mode {mode})", f"mode {mode}")
+            who = f"{who} (--speculative-attention-mode {mode})"
+            yield from (Option(None, table, choice) for choice in self._by_half(half, table, who, f"mode {mode}"))
+            return
         try:
-            return self._by_half("prefill", table, f"{who} (default)", "default")
-        except Refused:
-            return self._by_half("decode", table, f"{who} (default)", "default -> decode")
+            choices = self._by_half("prefill", table, f"{who} (default)", "default")
+        except Refused as refusal:
+            try:
+                choices = self._by_half("decode", table, f"{who} (default)", "default -> decode")
+            except Refused as second:
+                raise second.beside([f"the prefill half: {refusal.needed}, got {refusal.found}"]) from refusal
+        yield from (Option(None, table, choice) for choice in choices)
 
-    def _by_half(self, half: Half, table: Table, who: str, source: str) -> Choice:
+    def _by_half(self, half: Half, table: Table, who: str, source: str) -> Iterator[Choice]:
         """The kernels one half runs, layers by layers, asked to serve this phase too; never another behind its key."""
         chosen = self.chosen[half][1]
-        parts: list[Part] = []
+        found: list[list[tuple[Part, ...]]] = []
         for part in chosen.parts:
             asked = (part.asked,)
-            of_part = table if asked == table.asked else self._table(table.phase, asked, ask(self.host, SLOT, asked))
-            found = of_part.parts(part.row.offer.kernel)
-            if not found:
-                kernel = part.row.offer.kernel
-                raise refused_key(self.host, of_part, kernel, who, (of_part.verdicts[kernel],))
-            parts += found
-        return Choice(chosen.kernel, tuple(parts), source, (), ())
+            of_part = table if asked == table.asked else self._table(table.phase, asked, ask(self.facts, SLOT, asked))
+            ways = list(of_part.all_parts(part.row.name))
+            if not ways:
+                raise refused_key(self.facts.host, of_part, part.row.name, who, (of_part.verdicts[part.row.name],))
+            found.append(ways)
+        joined = (tuple(part for way in ways for part in way) for ways in itertools.product(*found))
+        return (Choice(chosen.kernel, parts, source, (), ()) for parts in joined)
 
-    def _inherit(self, phase: Phase, table: Table, who: str) -> tuple[Request | None, Choice]:
+    def _inherit(self, phase: Phase, table: Table, who: str) -> Iterator[Option]:
         """An unset draft prefers what its target's half asked for or resolved to."""
         half = self._inherited_half(phase)
-        request = self.launch.half(half)
-        key = request.value if request is not None else None
-        if key is None and self.target is not None:
-            key = self.target.phase(half).kernel
+        request = self.facts.launch.half(half)
+        key = request.value if request is not None else self._target_kernel(half)
         if key is None:
-            return None, self._auto(table, who)
+            yield from self._auto(table, who)
+            return
+        why = "its cache is not that of the draft's other phases"
         try:
-            return request, bind_key(self.host, table, key, f"{who} (inherited)", "inherited")
+            choices = self._rows(table, key, f"{who} (inherited)", "inherited")
+            yield from (Option(request, table, choice) for choice in choices)
         except (Refused, NotInstalled) as refusal:
-            choice = self._auto(table, who)
-            text = f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {refusal.needed}"
-            warning = Warn("inherited", f"{text}, got {refusal.found}")
-            return request, choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
+            why = f"needs {refusal.needed}, got {refusal.found}"
+        for _, of, choice in self._auto(table, who):
+            warning = Warn(
+                "inherited", f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {why}"
+            )
+            own = choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
+            yield Option(request, of, own)
+
+    def _target_kernel(self, half: Half) -> str | None:
+        if self.facts.target is None:
+            return None
+        row = self.facts.target.phase(half)
+        contested = (SLOT, row.kernel) in self.facts.host.catalogue.conflicts
+        return f"{row.plugin.distribution}:{row.kernel}" if contested and row.plugin is not None else row.kernel
 
     def _inherited_half(self, phase: Phase) -> Half:
         if phase == "draft_decode":
             return "decode"
-        follows_decode = phase == "draft_extend" and self.launch.speculative_attention_mode == "decode"
+        follows_decode = phase == "draft_extend" and self.facts.launch.speculative_attention_mode == "decode"
         return "decode" if follows_decode else "prefill"
 
-    def _auto(self, table: Table, who: str) -> Choice:
+    def _auto(self, table: Table, who: str) -> Iterator[Option]:
+        """The family's wish, the hybrid list, or the best by rank; layer by layer where the policy says so."""
         who = f"{who} (auto)"
-        if (SLOT, HYBRID_KEY) in self.host.catalogue.aliases and self.model.is_hybrid:
-            return bind_key(self.host, table, HYBRID_KEY, who, "auto")
-        policy = self.launch.policy
-        if len(table.asked[0].groups) + len(table.asked) > 2 and policy.layers != "uniform" and not table.accepted():
-            choice = self._per_layer(table, who)
-            if choice is not None:
-                return choice
-        so_far = self.rows()
-        fits = None if not so_far else lambda parts: agree([*so_far, *(part.row for part in parts)], self.engine)
-        return rank(self.host, table, who, policy, self.measurements, fits)
+        uniform = self.facts.launch.policy.layers == "uniform"
+        if self._is_per_layer() or (not uniform and not table.has_accepted() and self._unlike() > 1):
+            yield Option(None, *choose_per_layer(self.facts, table, lambda at: self._pick(at, who), self._fits()))
+        else:
+            yield from (Option(None, table, choice) for choice in self._pick(table, who))
 
-    def _per_layer(self, table: Table, who: str) -> Choice | None:
-        """The best kernel for each group of like layers, where no kernel serves them all."""
-        policy = self.launch.policy
-        groups = [group for asked in table.asked for group in asked.groups]
-        if len(groups) < 2:
+    def _pick(self, table: Table, who: str) -> Iterator[Choice]:
+        rule = self.facts.rule(table.asked[0].component)
+        yield from in_order(self.facts, table, rule.kernels, who, "family")
+        hybrid = self.facts.host.catalogue.aliases.get((SLOT, HYBRID_KEY))
+        if hybrid is not None and self.facts.model.is_hybrid:
+            yield from in_order(self.facts, table, hybrid.alias.for_phase(table.phase), who, "auto")
+        yield from ranked(self.facts, table, who)
+
+    def _fits(self) -> Fits | None:
+        """Whether parts can share a cache with everything chosen so far; None while nothing is."""
+        so_far = [part.row for part in self.parts()]
+        if not so_far:
             return None
-        parts: list[Part] = []
-        kernels: list[tuple[bool, str]] = []
-        for group in groups:
-            asked = questions_for(SLOT, self.launch, self.engine, self.model, self.kv_dtype, (group,))
-            of_group = self._table(table.phase, asked, ask(self.host, SLOT, asked))
-            choice = rank(self.host, of_group, who, policy, self.measurements)
-            parts += choice.parts
-            kernels.append((group.facts.window_left >= 0, choice.kernel))
-        warning = Warn("per_layer", f"{table.phase}: no kernel serves all layers, each group has its own")
-        return Choice(min(kernels, key=lambda item: item[0])[1], tuple(parts), "auto (per_layer)", (warning,), ())
+        engine = self.facts.engine
+        return lambda parts: agree([*so_far, *(part.row for part in parts)], engine)
+
+    def _unlike(self) -> int:
+        return sum(len(asked.groups) for asked in self.main)
+
+    def _is_per_layer(self) -> bool:
+        return self.facts.launch.policy.layers == "per_layer" and self._unlike() > 1
 
     def _table(self, phase: Phase, asked: tuple[Asked, ...], common: tuple[Answer, ...]) -> Table:
-        return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.launch, self.engine))
+        return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].cached))
 
-    def _other_components(self, phase: Phase) -> tuple[Part, ...]:
-        """Components beside the main one take the base request as a preference, else their own best kernel."""
-        parts: list[Part] = []
-        for item in self.others:
-            table = self._table(phase, (item,), ask(self.host, SLOT, (item,)))
-            who = f"{phase.replace('_', ' ')} attention backend of component {item.component}"
-            request = self.launch.half("decode" if phase == "decode" else "prefill")
-            try:
-                if request is None:
-                    raise NoKernel(who, needed="a request", found="none")
-                choice = bind_key(self.host, table, request.value, who, request.source)
-            except (Refused, NotInstalled, NoKernel):
-                choice = rank(self.host, table, who, self.launch.policy, self.measurements)
-                if request is not None:
-                    text = f"{who}: {request.value!r} cannot serve it, {choice.kernel} does"
-                    self.warnings.append(Warn("changed", text))
-            parts += choice.parts
-        return tuple(parts)
+    def _cached(self, phase: Phase) -> list[Part]:
+        return [part for part in self.components.get(phase, ()) if part.asked.cached]

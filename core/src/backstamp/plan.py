@@ -18,6 +18,8 @@ from backstamp.declarations import GraphLevel, Phase, Role
 
 __all__ = [
     "SCHEMA",
+    "Conversion",
+    "FeaturePlan",
     "GroupPlan",
     "LibraryRef",
     "LinearPlan",
@@ -115,8 +117,36 @@ class Loss(NamedTuple):
         return self._asdict()
 
 
+class FeaturePlan(NamedTuple):
+    """An optimisation that plugins switch by default: on or off here, who decided, and why."""
+
+    feature: str
+    on: bool
+    source: str
+    reason: str
+
+    def as_json(self) -> dict[str, object]:
+        """The feature for tools."""
+        return self._asdict()
+
+
+class Conversion(NamedTuple):
+    """One stored parameter a kernel reads in another dtype: converted once in `plan`, into a buffer of its own."""
+
+    parameter: str
+    phase: str
+    kernel: str
+    stored: str
+    wanted: str
+
+    def as_json(self) -> dict[str, str]:
+        """The conversion for tools."""
+        return self._asdict()
+
+
 class GroupPlan(NamedTuple):
-    """The kernel of one group of like layers in one phase; `row` is the accepted one of its declared rows."""
+    """The kernel of one group of like layers in one phase; `row` is the accepted one of its declared rows, `source`
+    who decided."""
 
     component: str
     family: str
@@ -125,6 +155,7 @@ class GroupPlan(NamedTuple):
     plugin: PluginRef
     library: LibraryRef | None
     row: int
+    source: str
 
     def as_json(self) -> dict[str, object]:
         """The group for tools."""
@@ -136,11 +167,12 @@ class GroupPlan(NamedTuple):
             "plugin": self.plugin.as_json(),
             "library": self.library.as_json() if self.library else None,
             "row": self.row,
+            "source": self.source,
         }
 
     def decided(self) -> dict[str, object]:
-        """What the digest covers: everything but the position of the row in its plugin."""
-        return {name: value for name, value in self.as_json().items() if name != "row"}
+        """What the digest covers: everything but the position of the row in its plugin and who decided."""
+        return {name: value for name, value in self.as_json().items() if name not in ("row", "source")}
 
 
 class PhasePlan(NamedTuple):
@@ -188,9 +220,11 @@ class LinearPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one runner runs. `phases` always holds all five; `layouts` maps "attention" and "linear" to layout ids."""
+    """What one runner runs, on `host`, a `device` ("cuda", "cpu"). `phases` always holds all five; `layouts` maps
+    "attention" and "linear" to layout ids."""
 
     host: str
+    device: str
     model: str
     role: Role
     phases: tuple[PhasePlan, ...]
@@ -206,6 +240,8 @@ class Plan:
     losses: tuple[Loss, ...]
     warnings: tuple[Warn, ...]
     bypassed: tuple[str, ...] = ()
+    features: tuple[FeaturePlan, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
 
     def phase(self, phase: Phase) -> PhasePlan:
         """One phase's row."""
@@ -237,6 +273,7 @@ class Plan:
         return {
             "schema": SCHEMA,
             "host": self.host,
+            "device": self.device,
             "model": self.model,
             "role": self.role,
             "phases": {row.phase: row.as_json() for row in self.phases},
@@ -251,6 +288,8 @@ class Plan:
             "losses": [loss.as_json() for loss in self.losses],
             "warnings": [warning.as_json() for warning in self.warnings],
             "bypassed": list(self.bypassed),
+            "features": [feature.as_json() for feature in self.features],
+            "conversions": [conversion.as_json() for conversion in self.conversions],
             "digest": self.digest,
         }
 

@@ -16,14 +16,28 @@ from typing import Final, get_args
 from backstamp.declarations import GRAPH_LEVELS, PHASES, Phase, Role
 from backstamp.errors import BadPlan
 from backstamp.json_fields import JsonFields
-from backstamp.plan import SCHEMA, GroupPlan, LibraryRef, LinearPlan, Loss, PhasePlan, Plan, PluginRef, Verdict, Warn
+from backstamp.plan import (
+    SCHEMA,
+    Conversion,
+    FeaturePlan,
+    GroupPlan,
+    LibraryRef,
+    LinearPlan,
+    Loss,
+    PhasePlan,
+    Plan,
+    PluginRef,
+    Verdict,
+    Warn,
+)
 
 __all__ = ["plan_from_json"]
 
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _PLAN: Final = (
-    *("schema", "host", "model", "role", "phases", "linear", "page_size", "page_size_source", "dtype"),
-    *("kv_cache_dtype", "layouts", "graph", "speculative", "losses", "warnings", "bypassed", "digest"),
+    *("schema", "host", "device", "model", "role", "phases", "linear", "page_size", "page_size_source", "dtype"),
+    *("kv_cache_dtype", "layouts", "graph", "speculative", "losses", "warnings", "bypassed"),
+    *("features", "conversions", "digest"),
 )
 _PHASE: Final = ("requested", "setting", "kernel", "plugin", "library", "source", "groups", "verdicts")
 _LINEAR: Final[tuple[Phase, ...]] = ("decode", "prefill", "verify")
@@ -44,6 +58,7 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
     linear = fields.part_or_none("linear")
     plan = Plan(
         host=fields.word("host"),
+        device=fields.word("device"),
         model=fields.word("model"),
         role=fields.one_of("role", _ROLES),
         phases=tuple(_phase(phases, phase) for phase in PHASES),
@@ -59,6 +74,8 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
         losses=tuple(_loss(part) for part in fields.parts("losses")),
         warnings=tuple(_warning(part) for part in fields.parts("warnings")),
         bypassed=fields.words("bypassed"),
+        features=tuple(_feature(part) for part in fields.parts("features")),
+        conversions=tuple(_conversion(part) for part in fields.parts("conversions")),
     )
     if fields.word("digest") != plan.digest:
         raise fields.bad(
@@ -101,6 +118,7 @@ def _group(fields: JsonFields) -> GroupPlan:
         plugin=_plugin(fields.part("plugin")),
         library=_library_or_none(fields),
         row=fields.whole("row"),
+        source=fields.word("source"),
     )
 
 
@@ -152,6 +170,27 @@ def _loss(fields: JsonFields) -> Loss:
 def _warning(fields: JsonFields) -> Warn:
     fields.only(Warn._fields)
     return Warn(code=fields.word("code"), text=fields.text("text"))
+
+
+def _feature(fields: JsonFields) -> FeaturePlan:
+    fields.only(FeaturePlan._fields)
+    return FeaturePlan(
+        feature=fields.word("feature"),
+        on=fields.flag("on"),
+        source=fields.word("source"),
+        reason=fields.text("reason"),
+    )
+
+
+def _conversion(fields: JsonFields) -> Conversion:
+    fields.only(Conversion._fields)
+    return Conversion(
+        parameter=fields.word("parameter"),
+        phase=fields.word("phase"),
+        kernel=fields.word("kernel"),
+        stored=fields.word("stored"),
+        wanted=fields.word("wanted"),
+    )
 
 
 def _pairs(fields: JsonFields) -> tuple[tuple[str, str], ...]:

@@ -30,6 +30,7 @@ from backstamp.text import plain
 __all__ = [
     "compare_orders",
     "cpu_features",
+    "device_nodes",
     "found_probes",
     "installed_libraries",
     "probe_machine",
@@ -174,6 +175,13 @@ def _accelerators(device: str | None, versions: Mapping[str, str], probes: list[
     if management and seen.devices:
         probes.append(compare_orders(seen.devices, management))
     return seen
+
+
+def device_nodes(kind: str) -> tuple[bool, str]:
+    """Whether this machine has a device node of a kind, and which were looked for or found."""
+    probes: list[Probe] = []
+    found = kind in _kinds_with_nodes(probes)
+    return found, next((probe.reason for probe in probes if probe.name == f"{kind} device node"), f"no {kind} known")
 
 
 def _kinds_with_nodes(probes: list[Probe]) -> list[Device]:

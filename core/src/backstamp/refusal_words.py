@@ -34,12 +34,13 @@ Have = Callable[[Sequence[HostRow], Told], str]
 
 
 class Wording(NamedTuple):
-    """A check's code, the declared field it reads, and its two phrases."""
+    """A check's code, the declared field it reads, its two phrases, and what is asked for in a word."""
 
     code: str
     field: str
     wanted: Wanted
     have: Have
+    asked: Callable[[Told], str] = lambda told: "it"
 
 
 _FAMILIES: Final = {
@@ -59,45 +60,69 @@ def _phase(told: Told) -> PhaseNeeds:
     return told.needs
 
 
+def _holding(conditions: Iterable[str], told: Told) -> list[str]:
+    """The conditions whose words all hold."""
+    return sorted(words for words in conditions if set(words.split("+")) <= told.question.words)
+
+
+def _sinks_of(row: HostRow, told: Told) -> set[str]:
+    return {told.question.dtype if name == "same" else name for name in row.offer.sink_dtypes}
+
+
+def _alignment(row: HostRow) -> str:
+    tokens = row.offer.alignment_tokens
+    return f"a prefill chunk in multiples of {tokens} tokens" if tokens else "a declared prefill alignment"
+
+
 WORDS: Final[Mapping[str, Wording]] = {
     "family": Wording(
         "family",
         "family",
         lambda row, told: _FAMILIES.get(row.offer.family, f"a {row.offer.family} model"),
         lambda rows, told: told.question.family,
+        lambda told: told.question.family,
     ),
     "phase": Wording(
         "phase",
         "phases",
         lambda row, told: f"a kernel for {_phase(told).phase}",
         lambda rows, told: f"{_join(frozenset().union(*(row.phases for row in rows)))} only",
+        lambda told: _phase(told).phase,
     ),
     "dtype": Wording(
-        "dtype", "dtypes", lambda row, told: _join(row.offer.dtypes), lambda rows, told: told.question.dtype
+        "dtype",
+        "dtypes",
+        lambda row, told: _join(row.offer.dtypes),
+        lambda rows, told: told.question.dtype,
+        lambda told: told.question.dtype,
     ),
     "head_dim": Wording(
         "head_dim",
         "head_dims",
         lambda row, told: f"head dim {row.dims_words}",
         lambda rows, told: dims_words(told.question.dims - (rows[0].dims or frozenset())),
+        lambda told: f"head dim {dims_words(told.question.dims)}",
     ),
     "feature": Wording(
         "feature",
         "features",
         lambda row, told: f"a kernel that declares {_join(told.question.features - row.offer.features)}",
         lambda rows, told: _join(rows[0].offer.features) or "no feature declared",
+        lambda told: _join(told.question.features),
     ),
     "phase_feature": Wording(
         "feature",
         "features",
         lambda row, told: f"a kernel that declares {_join(_phase(told).features - row.offer.features)}",
         lambda rows, told: _join(rows[0].offer.features) or "no feature declared",
+        lambda told: _join(_phase(told).features),
     ),
     "kv_dtype": Wording(
         "kv_dtype",
         "kv_dtypes",
         lambda row, told: f"KV dtype {_join(row.offer.kv_dtypes)}",
         lambda rows, told: told.question.kv_dtype,
+        lambda told: f"KV dtype {told.question.kv_dtype}",
     ),
     "page_size": Wording(
         "page_size",
@@ -111,23 +136,35 @@ WORDS: Final[Mapping[str, Wording]] = {
         lambda row, told: f"KV layout {', '.join(row.offer.layouts)}",
         lambda rows, told: _join(told.question.engine.layouts),
     ),
+    "allowed": Wording(
+        "not_allowed",
+        "allowed",
+        lambda row, told: f"a kernel that {told.question.allowed_by} allows ({_join(told.question.allowed or ())})",
+        lambda rows, told: rows[0].name,
+    ),
+    "sinks": Wording(
+        "sinks_dtype",
+        "sink_dtypes",
+        lambda row, told: f"sinks stored as {_join(_sinks_of(row, told))}",
+        lambda rows, told: f"{told.question.sinks} sinks",
+    ),
     "excludes": Wording(
         "excludes",
         "excludes",
-        lambda row, told: f"a launch without {_join(row.offer.excludes & told.question.situations)}",
-        lambda rows, told: _join(rows[0].offer.excludes & told.question.situations),
+        lambda row, told: f"a launch without {' and '.join(_holding(row.offer.excludes, told))}",
+        lambda rows, told: " and ".join(_holding(rows[0].offer.excludes, told)),
     ),
     "needs": Wording(
         "needs",
         "needs",
-        lambda row, told: f"a launch with {_join(row.offer.needs - told.question.situations)}",
-        lambda rows, told: _join(told.question.situations) or "none of it",
+        lambda row, told: f"a launch with {_join(row.offer.needs - set(_holding(row.offer.needs, told)))}",
+        lambda rows, told: _join(told.question.words - told.question.features) or "none of it",
     ),
     "alignment": Wording(
         "alignment",
         "alignment_tokens",
-        lambda row, told: f"a prefill chunk in multiples of {row.offer.alignment_tokens} tokens",
-        lambda rows, told: str(told.question.chunk_tokens),
+        lambda row, told: _alignment(row),
+        lambda rows, told: str(told.question.chunk_tokens) if rows[0].offer.alignment_tokens else "none declared",
     ),
     "deterministic": Wording(
         "deterministic",
@@ -169,6 +206,15 @@ WORDS: Final[Mapping[str, Wording]] = {
         "input",
         "inputs",
         lambda row, told: f"the input {_join(row.offer.inputs - told.question.engine.inputs)}",
+        lambda rows, told: f"an engine that supplies {_join(told.question.engine.inputs) or 'none'}",
+    ),
+    "phase_input": Wording(
+        "input",
+        "phase_inputs",
+        lambda row, told: (
+            f"the input {_join(row.offer.phase_inputs[_phase(told).phase] - told.question.engine.inputs)} "
+            f"for {_phase(told).phase}"
+        ),
         lambda rows, told: f"an engine that supplies {_join(told.question.engine.inputs) or 'none'}",
     ),
     "mask_form": Wording(

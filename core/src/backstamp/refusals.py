@@ -7,29 +7,32 @@ In: the table of verdicts and what was asked. Out: an exception ready to raise. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from backstamp.catalogue import FIRST_PARTY, Conflict
+from backstamp.catalogue import AliasRow, Conflict
 from backstamp.compiled import HostCatalogue
 from backstamp.discovery import Failure
 from backstamp.errors import (
     AliasConflict,
     BackstampError,
+    ForeignAlias,
     NoKernel,
     NotInstalled,
     PluginFailed,
     Refused,
     UnknownKey,
 )
+from backstamp.first_party import FIRST_PARTY
 from backstamp.hostfit import arch_words
-from backstamp.plan import Verdict
+from backstamp.plan import PluginRef, Verdict
 from backstamp.text import near, plain
 
 if TYPE_CHECKING:
+    from backstamp.facts import Facts
     from backstamp.selection import Table
 
-__all__ = ["conflicting_key", "failed_key", "host_words", "no_kernel", "refused_key", "unknown_key"]
+__all__ = ["conflicting_key", "failed_key", "foreign_alias", "host_words", "no_kernel", "refused_key", "unknown_key"]
 
 
 #: The first-party distribution that serves each attention family; linear families have one of their own.
@@ -45,7 +48,8 @@ def host_words(host: HostCatalogue) -> str:
 def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: Sequence[Verdict]) -> BackstampError:
     """A key that exists and cannot serve this phase here."""
     told = _most_telling(passed)
-    plugin = f" (plugin {told.plugin})" if told.plugin else ""
+    owner = host.catalogue.owner(told.kernel, table.slot)
+    plugin = f" (plugin {owner.name}, {owner.distribution} {owner.version})" if owner is not None else ""
     others = [f"{item.kernel}: {item.message}" for item in passed if item is not told]
     considered = "; ".join(others) or "no other kernel stands behind this key"
     if told.code == "not_installed":
@@ -68,34 +72,53 @@ def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: S
     )
 
 
-def no_kernel(host: HostCatalogue, table: Table, who: str) -> BackstampError:
-    """Nothing installed serves a phase: every candidate's reason, at once."""
-    question = table.asked[0].question
+def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
+    """Nothing installed serves a phase: every reason of every candidate, and the one that came nearest."""
+    host, question = facts.host, table.asked[0].question
     dims = ", ".join(f"{qk}/{v}" for qk, v in sorted(question.dims))
-    lines = "; ".join(f"{verdict.kernel}: {_why_not_auto(verdict)}" for verdict in table.verdicts.values())
-    failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures)
-    claimed = "; ".join(
+    told = table.reasons()
+    reasons = {name: of.verdicts for name, of in told.items()}
+    lines = [f"{name}: {' and '.join(verdict.message for verdict in of)}" for name, of in reasons.items() if of]
+    lines += [f"{name}: {_NOT_AUTO}" for name, of in reasons.items() if not of]
+    lines += [f"plugin {item.plugin.name} failed: {item.cause}" for item in host.catalogue.failures]
+    lines += [
         f"{item.name}: claimed by {' and '.join(item.distributions)}" for item in host.catalogue.conflicts.values()
-    )
+    ]
     article = "an" if table.slot == "attention" else "a"
     home = _SERVES.get(question.family, "backstamp-linear-attn")
+    nearest = min(((of.distance, name) for name, of in told.items() if of.verdicts), default=None)
+    near_by = (
+        f"Nearest: {nearest[1]}, refused only for its {_and(reasons[nearest[1]])}. " if nearest is not None else ""
+    )
     return NoKernel(
         who,
         needed=f"{article} {table.slot} kernel for {question.family}, head dim {dims}, {question.dtype}",
         found=f"no installed kernel that serves it (host {host_words(host)})",
-        considered="; ".join(part for part in (lines, failed, claimed) if part)
-        or f"no plugin has a {table.slot} kernel",
-        fix=f"Install a plugin that serves it; {home} is the first-party one",
+        considered="; ".join(lines) or f"no plugin has a {table.slot} kernel",
+        fix=f"{near_by}Install a plugin that serves it; {home} is the first-party one",
         verdicts=tuple(table.verdicts.values()),
     )
 
 
-def _why_not_auto(verdict: Verdict) -> str:
-    if not verdict.accepted:
-        return verdict.message
-    return (
-        "serves it when asked for; auto takes no interpreted, approximate or denied row, nor one that cannot share "
-        "the page size or layout already chosen"
+def _and(verdicts: Sequence[Verdict]) -> str:
+    return " and ".join(dict.fromkeys(verdict.code for verdict in verdicts))
+
+
+_NOT_AUTO: Final = (
+    "serves it when asked for; auto takes no interpreted, approximate or denied row, nor one that cannot share "
+    "the page size or layout already chosen"
+)
+
+
+def foreign_alias(who: str, row: AliasRow, foreign: Mapping[str, PluginRef]) -> BackstampError:
+    """An alias of one distribution that stands for kernels of another."""
+    owned = ", ".join(f"{kernel} of {owner.distribution}" for kernel, owner in foreign.items())
+    named = f"{row.plugin.distribution}:{row.alias.key}"
+    return ForeignAlias(
+        f"{who} {row.alias.key!r} (plugin {row.plugin.name}, {row.plugin.distribution} {row.plugin.version})",
+        needed="an alias of its own distribution's kernels, or the operator's word for another",
+        found=f"it stands for {owned}",
+        fix=f"Ask for {named} to accept it, or for the kernel itself",
     )
 
 
@@ -115,6 +138,18 @@ def unknown_key(host: HostCatalogue, table: Table, key: str, who: str) -> Backst
     if other_slot:
         found += f", which exists in the {other_slot[0]} slot"
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in catalogue.failures)
+    bare = key.rpartition(":")[2]
+    owner = catalogue.owner(bare, table.slot)
+    if bare in catalogue.parent_only:
+        return UnknownKey(
+            f"{who} {plain(key)!r}",
+            needed=f"one of {', '.join(owned) or 'no keys: no plugin is installed'}",
+            found=f"{plain(bare)}, which was registered only in the parent process",
+            considered=failed,
+            fix="Ship it as an entry point, or register it in this process too",
+        )
+    if owner is not None:
+        found += f": {bare} is {owner.distribution}'s"
     where = f" (in {FIRST_PARTY[match]}, not installed)" if match is not None and match not in keys else ""
     return UnknownKey(
         f"{who} {plain(key)!r}",

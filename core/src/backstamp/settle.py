@@ -1,7 +1,7 @@
-"""Eighth step of the flow: what the chosen rows must agree on, and what the choice costs.
+"""Eighth step of the flow: what the chosen rows must agree on.
 
-In: the rows chosen for every phase. Out: page size and its source, KV layout, graph level, losses. A disagreement is
-an error naming both kernels; nothing is adjusted in silence.
+In: the rows chosen for every phase. Out: page size and its source, KV layout, graph level, converted parameters. A
+disagreement is an error naming both kernels; nothing is adjusted in silence.
 
 .. versionadded:: 0.1
 """
@@ -14,12 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from backstamp.declarations import GRAPH_LEVELS, PHASES, GraphLevel, Phase
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
+from backstamp.evaluation import sinks_fit
+from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
-from backstamp.plan import Loss
-from backstamp.selection import Choice, Table
+from backstamp.plan import Conversion
+from backstamp.selection import Choice, Part, Table
 
-__all__ = ["agree", "common_layout", "common_page_size", "graph_level", "layout_of", "losses_of", "page_size_of"]
+__all__ = [
+    "agree", "common_layout", "common_page_size", "conversions_of", "graph_level", "layout_of", "page_size_of",
+]  # fmt: skip
 
 
 def agree(rows: Sequence[HostRow], engine: EngineFacts) -> bool:
@@ -84,7 +88,7 @@ def page_size_of(rows: Sequence[HostRow], launch: Launch, engine: EngineFacts, w
                 found=f"--page-size {launch.page_size}",
                 fix="Leave --page-size out",
             )
-        return launch.page_size, "operator"
+        return launch.page_size, launch.source_of("page_size")
     if engine.page_size is not None:
         return engine.page_size, f"engine {engine.name}"
     size = common_page_size(rows)
@@ -95,24 +99,25 @@ def page_size_of(rows: Sequence[HostRow], launch: Launch, engine: EngineFacts, w
     return size, f"kernel {owner}" if owner is not None else "common to the chosen kernels"
 
 
-def graph_level(rows: Iterable[HostRow], engine: EngineFacts) -> GraphLevel:
-    """The strongest CUDA-graph level the engine wants and every captured row has."""
+def graph_level(parts: Iterable[Part], engine: EngineFacts) -> GraphLevel:
+    """The strongest CUDA-graph level the engine wants and every captured row has in this launch."""
     wanted = GRAPH_LEVELS.index(engine.graph)
-    return GRAPH_LEVELS[min([wanted, *(row.graph for row in rows)])]
+    return GRAPH_LEVELS[min([wanted, *(level_of(part.row, part.asked.question) for part in parts)])]
 
 
-def losses_of(chosen: Mapping[Phase, tuple[Table, Choice]], engine: EngineFacts) -> tuple[Loss, ...]:
-    """What each choice costs, and the accepted kernel that would not cost it."""
-    wanted = GRAPH_LEVELS.index(engine.graph)
-    losses: list[Loss] = []
-    for table, choice in (chosen[phase] for phase in PHASES if phase in chosen):
-        have = min(part.row.graph for part in choice.parts)
-        if table.phase not in ("decode", "verify", "draft_decode") or have >= wanted:
-            continue
-        better = [name for name in table.accepted() if min(part.row.graph for part in table.parts(name)) >= wanted]
-        cost = f"CUDA graph {GRAPH_LEVELS[wanted]} -> {GRAPH_LEVELS[have]}"
-        losses.append(Loss("graph", table.phase, choice.kernel, cost, min(better, default="")))
-    return tuple(losses)
+def conversions_of(chosen: Mapping[Phase, tuple[Table, Choice]]) -> tuple[Conversion, ...]:
+    """Where a chosen kernel reads the stored sinks in a dtype of its own."""
+    found: list[Conversion] = []
+    for phase in (phase for phase in PHASES if phase in chosen):
+        for part in chosen[phase][1].parts:
+            question, offer = part.asked.question, part.row.offer
+            if question.sinks is None:
+                continue
+            fit = sinks_fit(offer.sink_dtypes, offer.sink_conversion, question.sinks, question.dtype)
+            if fit == "converted":
+                wanted = min(offer.sink_dtypes - {"same"}, default=question.dtype)
+                found.append(Conversion("sinks", phase, offer.kernel, question.sinks, wanted))
+    return tuple(dict.fromkeys(found))
 
 
 def _unlike(rows: Sequence[HostRow]) -> list[HostRow]:

@@ -13,6 +13,7 @@ from backstamp.testing.batches import SMALL_LAYER, make_batch, make_tree, split_
 from backstamp.testing.reference import reference_attention, relative_error
 from backstamp_cpu import native
 from backstamp_cpu.backend import build_torch_native, build_torch_native_rows_alone
+from backstamp_cpu.plugin import backstamp_offers
 
 BOUND = 1e-5
 MLA = replace(SMALL_LAYER, num_qo_heads=8, num_kv_heads=1, head_dim=36, v_head_dim=32, scale=36**-0.5)
@@ -138,3 +139,25 @@ def test_a_row_that_runs_alone_has_the_same_bits_in_any_batch(dtype, softcap):
         tokens = slice(starts[row], starts[row + 1])
         alone = backend.forward(step.q[tokens], step.kv, layer, backend.plan(batch))
         assert torch.equal(alone, whole[tokens]), f"row {row}"
+
+
+@pytest.mark.parametrize("softcap", [0.0, 30.0], ids=["sdpa", "explicit"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_prefill_cut_at_the_declared_alignment_has_the_bits_of_an_uncut_one(dtype, softcap):
+    """SGLang #28063: a deterministic launch truncates prefill at the alignment, and chunks must not change a bit."""
+    (alignment,) = {offer.alignment_tokens for offer in backstamp_offers() if offer.deterministic}
+    layer = replace(SMALL_LAYER, softcap=softcap)
+    tokens = 2 * alignment + 300
+    step = make_batch([tokens], [tokens], layer=layer, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    backend = build("rows-alone", dtype=dtype)
+    whole = backend.forward(step.q, step.kv, layer, backend.plan(step.batch))
+    parts = []
+    for start in range(0, tokens, alignment):
+        stop = min(start + alignment, tokens)
+        cut = torch.tensor([0, stop - start], dtype=torch.int32)
+        seen = torch.tensor([stop], dtype=torch.int32)
+        sizes = {"num_tokens": stop - start, "max_q_len": stop - start, "max_kv_len": stop}
+        host = {"qo_indptr_host": cut, "kv_lens_host": seen, "slot_mapping": None, "token_rows": None}
+        batch = replace(step.batch, qo_indptr=cut, kv_lens=seen, **sizes, **host)
+        parts.append(backend.forward(step.q[start:stop], step.kv, layer, backend.plan(batch)))
+    assert torch.equal(torch.cat(parts), whole)

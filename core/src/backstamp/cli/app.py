@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
-from backstamp.cli import demo, inspect_commands, lock_commands, resolve_commands
+from backstamp.cli import check_command, demo, inspect_commands, lock_commands, resolve_commands
 from backstamp.cli.console import print_error
 from backstamp.errors import BackstampError, BadInput
 
@@ -26,13 +26,23 @@ app = typer.Typer(
 resolve_commands.add_to(app)
 inspect_commands.add_to(app)
 lock_commands.add_to(app)
+check_command.add_to(app)
 demo.add_to(app)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run one command line and exit with its status."""
+    """Run one command line and exit with its status; with `--json` an error of usage is JSON too."""
+    as_json = "--json" in arguments
     try:
-        app(list(arguments), prog_name="backstamp")
+        status = app(list(arguments), prog_name="backstamp", standalone_mode=not as_json)
     except BackstampError as error:
-        print_error(error, "--json" in arguments)
+        print_error(error, as_json)
         raise SystemExit(2 if isinstance(error, BadInput) else 1) from None
+    except Exception as error:
+        # the command line's own errors, whose class typer keeps to itself, are those that can say themselves
+        if not as_json or not hasattr(error, "format_message"):
+            raise
+        found = str(error.format_message())
+        print_error(BadInput("backstamp", needed="flags as --help lists them", found=found), as_json)
+        raise SystemExit(2) from None
+    raise SystemExit(status if isinstance(status, int) else 0)

@@ -81,13 +81,37 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         for row in (plan.linear.decode, plan.linear.prefill, plan.linear.verify):
             rows.append((f"linear {row.phase}", row.requested or "-", row.kernel or "-", "", row.source))
     print_table(("phase", "asked", "kernel", "library", "source"), rows)
+    _print_groups(plan)
     if verdicts:
         _print_refusals(plan)
+    for feature in plan.features:
+        say(f"feature {feature.feature}: {'on' if feature.on else 'off'} ({feature.source}): {feature.reason}")
+    for item in plan.conversions:
+        say(f"{item.phase}: {item.kernel} reads {item.parameter} as {item.wanted}; they are stored as {item.stored}")
     for loss in plan.losses:
         better = f"; {loss.alternative} would not" if loss.alternative else ""
         say(f"loss ({loss.code}): {loss.phase} {loss.kernel}: {loss.cost}{better}", "yellow")
     for warning in plan.warnings:
         say(f"{warning.code}: {warning.text}", "yellow")
+
+
+def _print_groups(plan: Plan) -> None:
+    """Which kernel runs which layers, where that is not one for all."""
+    kinds = {(group.component, group.kernel) for row in plan.running for group in row.groups}
+    if len(kinds) == 1:
+        return
+    places: dict[tuple[str, str, str, str, str], list[str]] = {}
+    for row in plan.running:
+        for group in row.groups:
+            count = f"{len(group.layers)} x {group.family}"
+            key = (group.component, count, group.kernel, group.source, str(group.layers))
+            places.setdefault(key, []).append(row.phase)
+    say("")
+    rows = [
+        (component, count, kernel, source, ", ".join(at))
+        for (component, count, kernel, source, _), at in places.items()
+    ]
+    print_table(("component", "layers", "kernel", "source", "phases"), rows)
 
 
 def _print_refusals(plan: Plan) -> None:

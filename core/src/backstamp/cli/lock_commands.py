@@ -46,7 +46,13 @@ def _lock(
     if check is not None:
         _check(check, flags, given, output, as_json)
         return
-    launch = LockLaunch(requests=flags.requests(), policy=flags.policy(), role=flags.role, device=flags.device)
+    launch = LockLaunch(
+        requests=flags.requests(),
+        policy=flags.policy(),
+        role=flags.role,
+        device=flags.device,
+        settings=tuple(sorted(flags.settings().items())),
+    )
     lock = resolve_lock(build_catalogue(discover()), launch, read_subjects(given, flags.device))
     if output is None:
         sys.stdout.write(lock_text(lock))

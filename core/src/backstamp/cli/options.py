@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_type_hints
 
@@ -30,6 +31,7 @@ _KEY = "Backends by phase"
 _SUB = "Linear and sparse backends"
 _SPEC = "Speculation"
 _CACHE = "Cache and launch"
+_POLICY = "Policy"
 _WHAT = "What to resolve for"
 
 
@@ -74,10 +76,44 @@ class Flags:
     ] = None
     tp_size: Annotated[int | None, typer.Option(help="Tensor-parallel size.", rich_help_panel=_CACHE)] = None
     dcp_size: Annotated[int | None, typer.Option(help="Decode-context-parallel size.", rich_help_panel=_CACHE)] = None
-    bypass: Annotated[
-        list[str] | None, typer.Option(help="Check to skip, e.g. companion; goes on the stamp.", metavar="CODE")
+    training: Annotated[
+        bool | None, typer.Option("--training", help="Gradients are needed.", rich_help_panel=_CACHE)
     ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Lost, changed or failed choices are errors.")] = False
+    component_backend: Annotated[
+        list[str] | None, typer.Option(help="Of one component; repeatable.", metavar="NAME=KEY", rich_help_panel=_KEY)
+    ] = None
+    feature: Annotated[
+        list[str] | None, typer.Option(help="Switch one; repeatable.", metavar="NAME=on|off", rich_help_panel=_CACHE)
+    ] = None
+    bypass: Annotated[
+        list[str] | None,
+        typer.Option(help="Check to skip, e.g. companion; stamped.", metavar="CODE", rich_help_panel=_POLICY),
+    ] = None
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Lost, changed or failed choices are errors.", rich_help_panel=_POLICY)
+    ] = False
+    layers: Annotated[
+        Literal["auto", "uniform", "per_layer"], typer.Option(help="Unlike layers.", rich_help_panel=_POLICY)
+    ] = "auto"
+    keep_graph: Annotated[
+        bool, typer.Option("--keep-graph", help="auto keeps the CUDA-graph level.", rich_help_panel=_POLICY)
+    ] = False
+    allow: Annotated[
+        list[str] | None, typer.Option(help="auto prefers these.", metavar="DISTRIBUTION", rich_help_panel=_POLICY)
+    ] = None
+    deny: Annotated[
+        list[str] | None, typer.Option(help="auto never takes these.", metavar="DISTRIBUTION", rich_help_panel=_POLICY)
+    ] = None
+    duplicate: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose name it is.", metavar="DISTRIBUTION:NAME", rich_help_panel=_POLICY),
+    ] = None
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An old setting as found, beside the environment's.", metavar="NAME=VALUE", rich_help_panel=_POLICY
+        ),
+    ] = None
     device: Annotated[
         str | None, typer.Option(help="cuda, rocm, npu, musa, xpu or cpu, of this machine.", rich_help_panel=_WHAT)
     ] = None
@@ -97,18 +133,35 @@ class Flags:
 
     def requests(self) -> Requests:
         """What these flags ask for."""
-        return Requests(**{item.name: getattr(self, item.name) for item in dataclasses.fields(Requests)})
-
-    def policy(self) -> Policy:
-        """How strictly they ask."""
-        return Policy(strict=self.strict, bypass=frozenset(self.bypass or ()))
+        asked = {name: getattr(self, name) for name in _PLAIN}
+        asked["component_backends"] = _pairs("--component-backend", self.component_backend, "NAME=KEY") or None
+        asked["features"] = _switches(self.feature) or None
+        return Requests(**asked)
 
     def launch(self, role: Role | None = None) -> Launch:
         """The launch these flags ask for; a draft model switches speculation on."""
         asked = self.requests()
         if self.draft_model is not None and asked.speculative_algorithm is None:
             asked = dataclasses.replace(asked, speculative_algorithm="STANDALONE")
-        return make_launch(asked, policy=self.policy(), role=role if role is not None else self.role)
+        settings = {**os.environ, **self.settings()}
+        role = role if role is not None else self.role
+        return make_launch(asked, policy=self.policy(), role=role, settings=settings)
+
+    def settings(self) -> dict[str, str]:
+        """The old settings these flags name, beside the environment's."""
+        return _pairs("--setting", self.setting)
+
+    def policy(self) -> Policy:
+        """The policy these flags ask for."""
+        return Policy(
+            strict=self.strict,
+            layers=self.layers,
+            keep_graph=self.keep_graph,
+            allow=frozenset(self.allow or ()),
+            deny=frozenset(self.deny or ()),
+            duplicates=frozenset(self.duplicate or ()),
+            bypass=frozenset(self.bypass or ()),
+        )
 
     def engine_facts(self) -> EngineFacts:
         """The engine's facts, from a file or permissive."""
@@ -134,6 +187,29 @@ class Flags:
         if self.role == "draft" and self.draft_model is not None:
             return load_model(self.draft_model)
         return self.target_model()
+
+
+_PLAIN = [item.name for item in dataclasses.fields(Requests) if item.name not in ("component_backends", "features")]
+
+
+def _pairs(flag: str, given: Sequence[str] | None, form: str = "NAME=VALUE") -> dict[str, str]:
+    """NAME=VALUE, repeated; the last of one name counts."""
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(flag, needed=form, found=repr(text))
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _switches(given: Sequence[str] | None) -> dict[str, bool]:
+    switches: dict[str, bool] = {}
+    for name, value in _pairs("--feature", given, "NAME=on|off").items():
+        if value not in ("on", "off"):
+            raise BadInput(f"--feature {name}", needed="on or off", found=repr(value))
+        switches[name] = value == "on"
+    return switches
 
 
 def with_flags(command: Callable[..., None], without: frozenset[str] = frozenset()) -> Callable[..., None]:

@@ -14,10 +14,13 @@ from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
 from backstamp.errors import BadInput
 from backstamp.explanation import PhaseAnswer, explain_key
+from backstamp.model import load_model
 from backstamp.plan import Plan
+from backstamp.plan_explanation import explain_plan
 from backstamp.reports import built_report
 from backstamp.resolution import resolve_on
 from backstamp.testing.fakes import recording_factory
+from backstamp.text import plain
 
 __all__ = ["add_to"]
 
@@ -39,9 +42,17 @@ def _resolve(flags: Flags, as_json: AsJson = False) -> None:
 
 
 def _explain(
-    flags: Flags, key: Annotated[str, typer.Argument(metavar="KEY", help="A key or kernel.")], as_json: AsJson = False
+    flags: Flags,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="A key; without one, the whole launch.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print what KEY comes to in each of the five phases, and the flag that sets it."""
+    """Print the five phases of a launch: kernel, reason, the flag that changes it, the nearest refused kernel.
+
+    With KEY, print what that key comes to in each phase.
+    """
+    if key is None:
+        _explain_launch(flags, as_json)
+        return
     host = compile_for(build_catalogue(discover()), flags.host_facts())
     model = flags.runner_model()
     answers = explain_key(host, flags.launch(), flags.engine_facts(), model, key)
@@ -51,6 +62,32 @@ def _explain(
     say(f"{key} on {host.host.name} for {model.describe()}")
     columns = ("phase", "kernel", "set with", "because")
     print_table(columns, [_row(answer) for answer in answers], whole=frozenset({"set with"}))
+
+
+def _explain_launch(flags: Flags, as_json: bool) -> None:
+    host = compile_for(build_catalogue(discover()), flags.host_facts())
+    model = flags.target_model()
+    draft = load_model(flags.draft_model) if flags.draft_model is not None else None
+    stories = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
+    failures = host.catalogue.failures
+    if as_json:
+        failed = [{**item.plugin.as_json(), "cause": item.cause} for item in failures]
+        told = [story.as_json() for story in stories]
+        print_json({"host": host.host.name, "model": model.name, "phases": told, "failed": failed})
+        return
+    say(f"{model.name} on {host.host.name}")
+    rows = [(story.phase, story.kernel or "-", story.reason, story.setting) for story in stories]
+    print_table(("phase", "kernel", "because", "change with"), rows, whole=frozenset({"change with"}))
+    nearest: dict[str, list[str]] = {}
+    for story in stories:
+        if story.nearest:
+            lacks = "; ".join(verdict.message for verdict in story.lacks)
+            nearest.setdefault(f"{story.nearest}: {lacks}", []).append(story.phase)
+    for text, phases in nearest.items():
+        say(f"nearest refused for {', '.join(phases)}: {text}")
+    for item in failures:
+        plugin = item.plugin
+        say(f"FAILED: plugin {plugin.name} ({plugin.distribution} {plugin.version}): {plain(item.cause)}", "red")
 
 
 def _row(answer: PhaseAnswer) -> tuple[str, str, str, str]:

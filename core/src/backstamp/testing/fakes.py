@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from backstamp.catalogue import Catalogue, Row, build_catalogue
 from backstamp.construction import Factory
-from backstamp.declarations import Alias, Offer
+from backstamp.declarations import Alias, FamilyDefault, FeatureDefault, Offer, RetiredSetting
 from backstamp.declared import Declared
 from backstamp.discovery import Discovery, Failure, Found
 from backstamp.factories import BuildRequest, Built
@@ -57,12 +57,25 @@ def fake_plugin(
     distribution: str | None = None,
     version: str = "1.0",
     packages: frozenset[str] | None = None,
+    family_defaults: Sequence[FamilyDefault] = (),
+    feature_defaults: Sequence[FeatureDefault] = (),
+    retired_settings: Sequence[RetiredSetting] = (),
 ) -> Found:
-    """A plugin as discovery would answer it, of a distribution that is not installed."""
+    """A plugin as discovery would answer it, of a distribution that is not installed.
+
+    A `distribution` of a first-party name, "backstamp-vllm" for instance, speaks for families and other people's
+    kernels as an engine's adapter does.
+    """
     tops = frozenset(offer.factory.partition(":")[0].partition(".")[0] for offer in offers)
     return Found(
         plugin=PluginRef(name, distribution if distribution is not None else f"fake-{name}", version),
-        declared=Declared(offers=tuple(offers), aliases=tuple(aliases)),
+        declared=Declared(
+            offers=tuple(offers),
+            aliases=tuple(aliases),
+            family_defaults=tuple(family_defaults),
+            feature_defaults=tuple(feature_defaults),
+            retired_settings=tuple(retired_settings),
+        ),
         packages=tops if packages is None else packages,
         module=f"fake_{name}.plugin",
         origin="memory",

@@ -35,6 +35,8 @@ NATIVE = Offer(
     priority=10,
     requires=("torch>=2.11",),
     forward_archs="any",
+    # converted to fp32 before they are added
+    sink_dtypes=frozenset({"fp16", "bf16", "fp32"}),
 )
 
 # the same kernel over an absorbed latent cache: values lie inside the keys
@@ -71,8 +73,15 @@ FLEX_ROCM_DECODE = replace(FLEX_CUDA_DECODE, device="rocm", archs=("gfx942", "gf
 
 
 def _rows_alone(offer: Offer) -> Offer:
-    """The row a launch that asks for determinism gets: each row attended by itself."""
-    return replace(offer, factory="backstamp_cpu.backend:build_torch_native_rows_alone", deterministic=True)
+    """The row a launch that asks for determinism gets: each row attended by itself, prefill cut at whole key blocks."""
+    return replace(
+        offer,
+        factory="backstamp_cpu.backend:build_torch_native_rows_alone",
+        deterministic=True,
+        # SDPA and BLAS on the CPU add keys up in blocks of 512: a cut elsewhere changes last bits
+        # (tests/plugins/cpu/test_native.py measures both)
+        alignment_tokens=512,
+    )
 
 
 @hookimpl

@@ -32,6 +32,8 @@ MHA_CUDA = Offer(
     prefix=True,
     mask_format="internal_causal",
     features=frozenset({"window", "softcap", "sinks", "tree_mask", "topk", "non_causal", "lse", "cross", "encoder"}),
+    # loaded as stored, added in fp32
+    sink_dtypes=frozenset({"fp16", "bf16", "fp32"}),
     graph="any",
     plan="device",
     # below the hand-written libraries, above PyTorch's own

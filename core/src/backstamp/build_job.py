@@ -1,0 +1,166 @@
+"""One group of layers of a plan → one built, checked and stamped backend, or the steps of a draft loop.
+
+In: a `GroupPlan`, the catalogue and the runner. Out: the plugin's own object. An answer that is not what the plan and
+the declaration say is refused before it is stamped.
+
+.. versionadded:: 0.1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from backstamp.catalogue import Catalogue, Row
+from backstamp.declarations import GraphLevel, Offer, Phase
+from backstamp.draft import DraftSteps
+from backstamp.errors import BackstampError, BuiltMismatch, ContainerWithoutChildren, FactoryFailed
+from backstamp.factories import BuildRequest, Built
+from backstamp.factory_loading import Factory
+from backstamp.plan import GroupPlan, Plan
+from backstamp.stamp import Stamp, is_container, put_stamp, steps_of
+from backstamp.text import plain
+
+if TYPE_CHECKING:
+    from backstamp.attention import AttentionBackend
+    from backstamp.construction import Runner
+
+__all__ = ["BuildJob"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """One group of layers to build for."""
+
+    plan: Plan
+    runner: Runner
+    catalogue: Catalogue
+    group: GroupPlan
+    phases: tuple[Phase, ...]
+    load: Callable[[Row, Catalogue], Factory]
+
+    @property
+    def who(self) -> str:
+        plugin = self.group.plugin
+        return f"{self.plan.role} {', '.join(self.phases)} backend {self.group.kernel!r} (plugin {plugin.name})"
+
+    def row(self) -> Row:
+        """The declared row the plan accepted."""
+        row = self.catalogue.row("attention", self.group)
+        if row is not None:
+            return row
+        raise BuiltMismatch(
+            self.who,
+            needed=f"{self.group.plugin.distribution} {self.group.plugin.version} and its row for {self.group.family}",
+            found="another set of plugins in this catalogue",
+            fix="Resolve again here, or install what the plan names",
+        )
+
+    def leaf(self) -> object | None:
+        """Build one backend; None where the factory answers none."""
+        row = self.row()
+        request = self._request(row.offer)
+        factory = self.load(row, self.catalogue)
+        try:
+            answer = factory(request)
+        except (KeyboardInterrupt, BackstampError):
+            raise
+        except BaseException as cause:  # SystemExit from a kernel library must not end an engine
+            raise FactoryFailed(
+                self.who,
+                needed=f"factory {row.offer.factory} to build it",
+                found=plain(f"{type(cause).__name__}: {cause}"),
+                fix="Report it to the plugin's author, or ask for another kernel",
+            ) from cause
+        self._check(answer, row, request)
+        return answer[1]
+
+    def steps(self) -> object | None:
+        """Build the draft loop: the plugin's own container, or one leaf a step in `DraftSteps`."""
+        count = self.plan.num_steps - 1
+        first = self.leaf()
+        if first is None:
+            return None
+        if is_container(first):
+            if len(steps_of(first)) != count:
+                raise BuiltMismatch(self.who, needed=f"{count} steps", found=str(len(steps_of(first))))
+            return first
+        if not callable(getattr(first, "forward", None)):
+            raise ContainerWithoutChildren(
+                self.who,
+                needed="a decode backend, or a container that exposes its steps as attn_backends",
+                found=f"{type(first).__name__}, which has neither forward nor attn_backends",
+            )
+        leaves = [first, *(self.leaf() for _ in range(count - 1))]
+        return DraftSteps(cast("list[AttentionBackend[object]]", leaves))
+
+    def stamp(self, built: object) -> None:
+        """Put the stamp on what was built."""
+        rows = {row.phase: row for row in self.plan.phases}
+        origin_module = sys.modules.get(type(built if not is_container(built) else steps_of(built)[0]).__module__)
+        put_stamp(
+            built,
+            Stamp(
+                kernel=self.group.kernel,
+                slot="attention",
+                role=self.plan.role,
+                plugin=self.group.plugin,
+                library=self.group.library,
+                origin=str(getattr(origin_module, "__file__", None) or "built in memory"),
+                sources=tuple((phase, rows[phase].source) for phase in self.phases),
+                skipped=self.plan.bypassed,
+            ),
+        )
+
+    def _request(self, offer: Offer) -> BuildRequest:
+        layers = tuple(layer for layer in self.runner.layers if layer.layer_id in self.group.layers)
+        if self.runner.layers and not layers:
+            found = ", ".join(str(layer.layer_id) for layer in self.runner.layers)
+            raise BuiltMismatch(self.who, needed=f"layers {self.group.layers} in the runner", found=f"layers {found}")
+        softcaps = {layer.softcap for layer in layers}
+        compiled_in = "softcap" in offer.build_settings
+        if compiled_in and len(softcaps) > 1:
+            found = ", ".join(str(softcap) for softcap in sorted(softcaps))
+            raise BuiltMismatch(self.who, needed="one softcap, because it is compiled in", found=found)
+        graph: GraphLevel = self.plan.graph
+        return BuildRequest(
+            kernel=self.group.kernel,
+            family=self.group.family,
+            phases=self.phases,
+            role=self.plan.role,
+            layers=layers,
+            dtype=self.plan.dtype,
+            kv_dtype=self.plan.kv_dtype,
+            page_size=self.plan.page_size,
+            layout=dict(self.plan.layouts)["attention"],
+            device=self.runner.device,
+            max_rows=self.runner.max_rows,
+            max_tokens=self.runner.max_tokens,
+            max_pages=self.runner.max_pages,
+            max_kv_len=self.runner.max_kv_len,
+            topk=self.plan.topk,
+            num_steps=self.plan.num_steps,
+            graph=graph,
+            settings={"softcap": max(softcaps)} if compiled_in and any(softcaps) else {},
+        )
+
+    def _check(self, answer: Built, row: Row, request: BuildRequest) -> None:
+        """Refuse an answer that is not what the plan and the declaration say."""
+        if not isinstance(answer, tuple) or len(answer) < 2 or not isinstance(answer[0], str):
+            raise BuiltMismatch(self.who, needed="Built(kernel, backend)", found=type(answer).__name__)
+        name = answer[0]
+        if self.catalogue.is_alias_only(name, "attention"):
+            raise BuiltMismatch(
+                self.who, needed="a kernel name", found=f"{name!r}, which is an alias and never a stamp"
+            )
+        if name != request.kernel:
+            declared = {row.offer.kernel for rows in self.catalogue.rows.values() for row in rows}
+            known = "another kernel" if name in declared else "a name nobody declared"
+            raise BuiltMismatch(self.who, needed=repr(request.kernel), found=f"{name!r}, {known}")
+        reported = answer[2] if len(answer) > 2 else {}
+        for setting, value in request.settings.items():
+            if reported.get(setting) != value:
+                found = f"{setting} {reported.get(setting, 'not reported')}"
+                raise BuiltMismatch(self.who, needed=f"{setting} {value} compiled in", found=found)

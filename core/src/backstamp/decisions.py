@@ -1,0 +1,100 @@
+"""What code beside attention may ask about the kernels of a plan: of one half, of both, of any phase.
+
+In: a plan and kernel names. Out: a `Decision`, yes or no with its reason. It reads what was resolved, never a field
+somebody typed; asking about no backend is an error, never a yes.
+
+Source: SGLang #34264, where seven decisions read a base field that nobody had set.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from backstamp.declarations import Half, Phase
+from backstamp.errors import Unresolved
+from backstamp.plan import PhasePlan, Plan
+
+__all__ = ["Decision", "any_phase_runs", "both_halves_run", "half_kernel", "half_runs", "pair"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer and the fact it rests on; true where the answer is yes."""
+
+    yes: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.yes
+
+
+def pair(plan: Plan) -> tuple[str, str]:
+    """The kernels of the prefill and the decode half; a draft answers with its own."""
+    return half_kernel(plan, "prefill"), half_kernel(plan, "decode")
+
+
+def half_kernel(plan: Plan, half: Half) -> str:
+    """The kernel of one half.
+
+    Raises:
+        Unresolved: there is no plan, or the plan has no kernel for this half.
+    """
+    kernel = _row(plan, half).kernel
+    if kernel is None:
+        raise Unresolved(f"{plan.role} {half} half", needed="a kernel", found="a phase this runner never runs")
+    return kernel
+
+
+def half_runs(plan: Plan, half: Half, kernels: Collection[str]) -> Decision:
+    """Whether one half, all of its layers, is served by one of these kernels.
+
+    Raises:
+        Unresolved: as `half_kernel`.
+    """
+    row = _row(plan, half)
+    half_kernel(plan, half)
+    others = sorted({group.kernel for group in row.groups} - set(kernels))
+    if others:
+        return Decision(False, f"{half} half is {', '.join(others)}")
+    return Decision(True, f"{half} half is {row.kernel}")
+
+
+def both_halves_run(plan: Plan, kernels: Collection[str]) -> Decision:
+    """Whether both halves are served by these kernels.
+
+    Raises:
+        Unresolved: as `half_kernel`.
+    """
+    answers = [half_runs(plan, half, kernels) for half in ("prefill", "decode")]
+    refused = [answer for answer in answers if not answer.yes]
+    return refused[0] if refused else Decision(True, " and ".join(answer.reason for answer in answers))
+
+
+def any_phase_runs(plan: Plan, kernel: str) -> Decision:
+    """Whether any phase, layer or component runs a kernel: what a guard on its library must ask.
+
+    Raises:
+        Unresolved: there is no plan.
+    """
+    phases = [row.phase for row in _plan(plan).running if any(group.kernel == kernel for group in row.groups)]
+    reason = f"{kernel} runs {', '.join(phases)}" if phases else f"no phase runs {kernel}"
+    return Decision(bool(phases), reason)
+
+
+def _row(plan: Plan, half: Half) -> PhasePlan:
+    phase: Phase = "draft_decode" if half == "decode" and _plan(plan).role == "draft" else half
+    return _plan(plan).phase(phase)
+
+
+def _plan(plan: Plan) -> Plan:
+    if not isinstance(plan, Plan):
+        raise Unresolved(
+            "a decision about attention backends",
+            needed="a resolved plan",
+            found=f"no backend given ({plan!r})",
+            fix="Resolve first; a runner holds its plan",
+        )
+    return plan

@@ -1,0 +1,77 @@
+"""Everything one resolve reads, gathered once: the launch as it stands and what the others add to it.
+
+In: the resolver's arguments. Out: `Facts`, with retired settings already turned into requests or warnings, the family
+rules of each component and the canonical KV dtype.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backstamp.compiled import HostCatalogue
+from backstamp.declarations import Role
+from backstamp.engine import EngineFacts
+from backstamp.family_rules import NO_RULE, FamilyRule, Rules, rules_of
+from backstamp.kv_dtypes import kv_dtype_of
+from backstamp.launch import Launch
+from backstamp.measurements import Measurements
+from backstamp.model import ModelFacts
+from backstamp.plan import Plan, Warn
+from backstamp.retired import without_retired
+
+__all__ = ["Facts", "gather"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One resolve's arguments, ready to be asked about.
+
+    `measurements` are None where they were taken on another host; `warnings` are about the launch itself.
+    """
+
+    host: HostCatalogue
+    launch: Launch
+    engine: EngineFacts
+    model: ModelFacts
+    measurements: Measurements | None
+    role: Role
+    target: Plan | None
+    kv_dtype: str
+    rules: Rules
+    warnings: tuple[Warn, ...]
+
+    def rule(self, component: str) -> FamilyRule:
+        """What the model's family says about a component."""
+        return self.rules.get(component, NO_RULE)
+
+
+def gather(
+    host: HostCatalogue,
+    launch: Launch,
+    engine: EngineFacts,
+    model: ModelFacts,
+    measurements: Measurements | None = None,
+    role: Role = "target",
+    target: Plan | None = None,
+) -> Facts:
+    """Gather the facts of one resolve.
+
+    Raises:
+        BadInput: a KV dtype no kernel and no convention knows.
+    """
+    launch, retired = without_retired(launch, host.catalogue)
+    rules, untrusted = rules_of(host.catalogue, model, role, launch.policy, target)
+    return Facts(
+        host=host,
+        launch=launch,
+        engine=engine,
+        model=model,
+        measurements=measurements if measurements is not None and measurements.host == host.host.name else None,
+        role=role,
+        target=target,
+        kv_dtype=kv_dtype_of(launch, model, host.host, host.catalogue),
+        rules=rules,
+        warnings=retired + untrusted,
+    )

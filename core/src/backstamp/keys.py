@@ -1,0 +1,98 @@
+"""What a key stands for: the ordered kernels behind it, and whose word that is.
+
+In: a key as an operator wrote it, `name` or `distribution:name`. Out: kernel names as the index spells them, or the
+error that nobody, two, a failed plugin or somebody else has the key. It judges no kernel.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backstamp.catalogue import AliasRow, Catalogue
+from backstamp.declarations import Slot
+from backstamp.facts import Facts
+from backstamp.first_party import is_trusted
+from backstamp.launch import Policy
+from backstamp.plan import Verdict, Warn
+from backstamp.refusals import conflicting_key, failed_key, foreign_alias, refused_key, unknown_key
+
+if TYPE_CHECKING:
+    from backstamp.selection import Table
+
+__all__ = ["kernels_of", "side_of"]
+
+
+def kernels_of(facts: Facts, table: Table, key: str, who: str) -> tuple[tuple[str, ...], tuple[Warn, ...]]:
+    """The ordered kernels a key stands for in this phase, and what to warn about the key itself.
+
+    Raises:
+        UnknownKey, NotInstalled, PluginFailed, AliasConflict, ForeignAlias, Refused: see `bind_key`.
+    """
+    name = _name_of(facts, table, key, who)
+    row = facts.host.catalogue.aliases.get((table.slot, name))
+    if row is None:
+        return (name,), ()
+    alias = row.alias
+    warnings: tuple[Warn, ...] = ()
+    if alias.deprecated is not None:
+        warnings = (Warn("deprecated", f"{who}: {alias.key!r} is deprecated, use {alias.deprecated!r}"),)
+    kernels = alias.for_phase(table.phase)
+    if not kernels:
+        none = Verdict(alias.key, False, "phase", "by_phase", f"a key for {table.phase}", "none listed")
+        raise refused_key(facts.host, table, key, who, (none,))
+    _check_owners(facts, table, row, key, who)
+    return tuple([side_of(facts, table.slot, kernel, row.plugin.distribution) for kernel in kernels]), warnings
+
+
+def side_of(facts: Facts, slot: Slot, name: str, distribution: str = "") -> str:
+    """A name as the index spells it: where two distributions claim it, the side of the one given, else of the one the
+    policy chose; the bare name where neither says."""
+    catalogue = facts.host.catalogue
+    if (slot, name) not in catalogue.conflicts:
+        return name
+    for side in (f"{distribution}:{name}", *_chosen(facts.launch.policy, name)):
+        if _has(catalogue, slot, side):
+            return side
+    return name
+
+
+def _name_of(facts: Facts, table: Table, key: str, who: str) -> str:
+    """The catalogue's name for a key."""
+    catalogue, slot = facts.host.catalogue, table.slot
+    if _has(catalogue, slot, key):
+        return key
+    distribution, colon, bare = key.rpartition(":")
+    conflict = catalogue.conflicts.get((slot, bare))
+    if conflict is not None:
+        name = side_of(facts, slot, bare, distribution)
+        if _has(catalogue, slot, name) and (not colon or name == key):
+            return name
+        raise conflicting_key(who, conflict)
+    owner = catalogue.owner(bare, slot)
+    if owner is not None and (not colon or owner.distribution == distribution):
+        return bare
+    failure = catalogue.failure_of(bare)
+    if failure is not None:
+        raise failed_key(who, bare, failure)
+    raise unknown_key(facts.host, table, key, who)
+
+
+def _chosen(policy: Policy, name: str) -> list[str]:
+    return sorted(side for side in policy.duplicates if side.endswith(f":{name}"))
+
+
+def _has(catalogue: Catalogue, slot: Slot, name: str) -> bool:
+    return (slot, name) in catalogue.aliases or (slot, name) in catalogue.rows
+
+
+def _check_owners(facts: Facts, table: Table, row: AliasRow, key: str, who: str) -> None:
+    """An alias speaks for its own distribution's kernels, unless it is trusted or named with its distribution."""
+    ours = row.plugin.distribution
+    if ":" in key or is_trusted(ours, facts.launch.policy):
+        return
+    owners = {kernel: facts.host.catalogue.owner(kernel, table.slot) for kernel in row.alias.for_phase(table.phase)}
+    foreign = {kernel: owner for kernel, owner in owners.items() if owner is not None and owner.distribution != ours}
+    if foreign:
+        raise foreign_alias(who, row, foreign)
