@@ -115,8 +115,8 @@ def samples() -> dict[type[object], tuple[object, object]]:
         Conversion("scale", "prefill", "b", "fp16", "bf16"),
     )
     groups = (
-        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator"),
-        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto"),
+        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator", (("softcap", 50.0),), ()),
+        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto", (), ("companion",)),
     )
     phases = tuple(_phases(*parts) for parts in zip(plugins, libraries, groups, verdicts, strict=True))
     linears = tuple(LinearPlan(found["decode"], found["prefill"], found["verify"]) for found in phases)

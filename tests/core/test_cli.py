@@ -74,7 +74,7 @@ def test_a_refusal_in_a_terminal_says_who_needed_found_and_what_to_do() -> None:
     status, out, err = backstamp("resolve", "--host", "epyc", "--attention-backend", "triton")
     assert (status, out) == (1, "")
     who = f"prefill attention backend 'triton' (plugin triton, backstamp-triton {version('backstamp-triton')})"
-    assert f"{who}: needs cuda or rocm" in " ".join(err.split())
+    assert f"{who}, asked for with --attention-backend: needs cuda or rocm" in " ".join(err.split())
     assert "what to do: Keys that resolve for prefill here:" in err
     assert max(len(line) for line in err.splitlines()) <= 80
 

@@ -22,7 +22,7 @@ from backstamp.errors import (
 )
 from backstamp.factories import BuildRequest, Built
 from backstamp.launch import Requests, make_launch
-from backstamp.model import default_model
+from backstamp.model import default_model, group_layers
 from backstamp.plan import Plan
 from backstamp.resolution import resolve
 from backstamp.stamp import copy_stamp, read_stamp, verify_consumed
@@ -35,12 +35,18 @@ ALIAS = Alias(key="pair", kernels=("one",))
 
 
 def planned(
-    *offers: Offer, requests: Requests | None = None, role: str = "target", aliases: tuple[Alias, ...] = ()
+    *offers: Offer,
+    requests: Requests | None = None,
+    role: str = "target",
+    aliases: tuple[Alias, ...] = (),
+    softcap: float = 0.0,
 ) -> tuple[Plan, Catalogue]:
     """A plan on a CPU host with one in-memory plugin."""
+    layers = tuple((replace(facts, softcap=softcap),) for (facts,) in default_model().layers)
+    model = replace(default_model(), layers=layers, groups=group_layers(layers))
     catalogue = catalogue_of(fake_plugin("p", offers or (OFFER,), aliases))
     launch = make_launch(requests or Requests(), role=role)
-    return resolve(launch, EngineFacts(), default_model(), described_host("epyc"), catalogue, role=role), catalogue
+    return resolve(launch, EngineFacts(), model, described_host("epyc"), catalogue, role=role), catalogue
 
 
 def built(
@@ -229,7 +235,7 @@ def test_a_build_time_feature_must_be_reported_back() -> None:
     from backstamp.attention import LayerSpec
 
     offer = replace(OFFER, features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
-    plan, catalogue = planned(offer)
+    plan, catalogue = planned(offer, softcap=50.0)
     layer = LayerSpec(
         layer_id=0, num_qo_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128, scale=0.1, softcap=50.0
     )

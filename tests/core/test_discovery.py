@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,18 @@ def test_a_failed_plugin_owns_the_names_its_source_shows(site: Path) -> None:
     assert "acme_attn" in build_catalogue(discover([str(site)])).failures[0].names
 
 
+def test_a_source_that_is_no_table_is_not_read_for_names(site: Path) -> None:
+    """A failed plugin's module of megabytes would be parsed at every discovery; a pipe would be waited for."""
+    named = "import nothing_of_this_name\n" + PLUGIN_SOURCE.format(kernel="huge_attn", package="huge")
+    write_plugin(site, "huge", source=named + "#" * (2 << 20))
+    write_plugin(site, "piped", target="piped.pipe")
+    os.mkfifo(site / "piped" / "pipe.py")
+    (site / "piped" / "pipe").mkdir()
+    (site / "piped" / "pipe" / "__init__.py").write_text("raise ImportError('no')", "utf-8")
+    names = {failure.plugin.name: failure.names for failure in discover([str(site)]).failures}
+    assert names == {"huge": {"huge"}, "piped": {"piped"}}
+
+
 def test_a_missing_attribute_is_a_failure(site: Path) -> None:
     """An entry point `module:attr` that names nothing is listed with its cause."""
     write_plugin(site, "acme", target="acme.plugin:Missing")
@@ -156,7 +169,7 @@ def test_a_distribution_in_the_current_directory_is_listed_not_loaded(
 
 def test_a_marker_that_holds_is_a_contract(site: Path) -> None:
     """A requirement on backstamp may carry a marker."""
-    write_plugin(site, "marked", kernel="marked", requires=("backstamp>=0.1,<0.2; python_version>'3.0'",))
+    write_plugin(site, "marked", kernel="marked", requires=("backstamp>=0.2,<0.3; python_version>'3.0'",))
     assert [found.plugin.name for found in discover([str(site)]).found] == ["marked"]
 
 
@@ -189,8 +202,8 @@ def test_distributions_without_plugins_are_passed_over(site: Path) -> None:
 
 METADATA = {
     "empty": b"",
-    "no-name": b"Metadata-Version: 2.1\nVersion: 1.0\nRequires-Dist: backstamp>=0.1,<0.2\n",
-    "no-version": b"Metadata-Version: 2.1\nName: odd\nRequires-Dist: backstamp>=0.1,<0.2\n",
+    "no-name": b"Metadata-Version: 2.1\nVersion: 1.0\nRequires-Dist: backstamp>=0.2,<0.3\n",
+    "no-version": b"Metadata-Version: 2.1\nName: odd\nRequires-Dist: backstamp>=0.2,<0.3\n",
     "binary": b"\xff\xfe\x00",
     "missing": None,
 }

@@ -67,7 +67,7 @@ def test_a_draft_that_shares_its_targets_cache_reads_its_layout(changes: dict[st
     asked = Requests(draft_attention_backend="d")
     with pytest.raises(ConflictingRequest) as caught:
         plan_of([other], asked, role="draft", model=model, target=target, engine=engine)
-    assert caught.value.needed == "hnd pages of 64, as t of the target lays it out"
+    assert caught.value.needed == "bf16 hnd pages of 64, as t of the target lays it out"
     assert caught.value.found == f"{found} of d"
     same = kernel("d", layouts=("hnd",), page_sizes=pages)
     assert plan_of([same], asked, role="draft", model=model, target=target, engine=engine).page_size == 64
@@ -107,7 +107,7 @@ def test_unlike_softcaps_are_not_compiled_as_one() -> None:
     offer = replace(cpu_offer("one", "fake"), features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
     plan, catalogue = planned(offer)
     runner = RunnerShape(layers=(layer(0, 50.0), layer(1, 0.0)))
-    with pytest.raises(BuiltMismatch, match=r"got 0\.0, 50\.0"):
+    with pytest.raises(BuiltMismatch, match=r"got layers with softcap 0\.0, 50\.0"):
         build(plan, runner, catalogue, load=recording_factory)
 
 

@@ -155,18 +155,25 @@ def changed(path: tuple[str | int, ...], value: object) -> object:
     return data
 
 
-#: Fields that may hold any words: a new value is another plan, not a malformed one.
-_OPEN = [path for path in paths_of(written(FULL))[1:] if not (path[0] == "layouts" and len(path) > 1)]
+#: Every field but those of open records, whose names are anybody's: any of them may be left out.
+_OPEN = [path for path in paths_of(written(FULL))[1:] if not ({"layouts", "settings"} & set(path[:-1]))]
 
 
 @pytest.mark.parametrize("path", _OPEN, ids=dotted)
 def test_a_value_of_the_wrong_type_is_one_error_that_names_the_field(path: tuple[str | int, ...]) -> None:
-    """Nowhere in a plan does a number with a fraction stand, and nowhere is one taken for something else."""
+    """Nowhere in these does a number with a fraction stand, and nowhere is one taken for something else."""
     with pytest.raises(BadPlan) as caught:
         plan_from_json(changed(path, 1.5), "plan of rank 3")
     *parent, last = path
     named = dotted(path) if not isinstance(last, int) or isinstance(written_at(path), dict) else dotted(tuple(parent))
     assert caught.value.who == f"plan of rank 3, field {named}"
+
+
+@pytest.mark.parametrize("value", ["50", True, None, float("nan"), float("inf")])
+def test_a_setting_that_is_no_number_is_one_error_that_names_it(value: object) -> None:
+    """It is compiled in."""
+    with pytest.raises(BadPlan, match=r"prefill\.groups\[0\]\.settings\.softcap: needs a finite number"):
+        plan_from_json(changed(("phases", "prefill", "groups", 0, "settings", "softcap"), value))
 
 
 def written_at(path: tuple[str | int, ...]) -> object:

@@ -104,7 +104,7 @@ def test_an_explicit_request_never_falls_back() -> None:
     with pytest.raises(Refused) as caught:
         plan_of([kernel("good"), kernel("bad", archs=("10.0",))], Requests(attention_backend="bad"))
     error = caught.value
-    assert error.who == "prefill attention backend 'bad' (plugin p, fake-p 1.0)"
+    assert error.who == "prefill attention backend 'bad' (plugin p, fake-p 1.0), asked for with --attention-backend"
     assert error.needed == "SM100 (10.0)"
     assert error.found == "SM90 (9.0) (host h100: cuda SM90 (9.0))"
     assert error.as_json()["error"]["verdicts"][0]["code"] == "arch"

@@ -30,15 +30,19 @@ if TYPE_CHECKING:
     from backstamp.plan import Plan
     from backstamp.plan_reading import plan_from_json
     from backstamp.records import read_record, write_record
+    from backstamp.registration import register, unregister
     from backstamp.resolution import resolve, resolve_on
     from backstamp.stamp import Stamp, read_stamp
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 #: Version of the plugin contract in `backstamp.hookspecs`; here, so that reading declarations needs no pluggy.
-API_VERSION = "0.1"
+API_VERSION = "0.2"
+#: The contract versions this core reads, newest first: the present one and the one before it.
+API_VERSIONS = ("0.2", "0.1")
 
 __all__ = [
     "API_VERSION",
+    "API_VERSIONS",
     "BackstampError",
     "Batch",
     "BuildRequest",
@@ -82,9 +86,11 @@ __all__ = [
     "plan_from_json",
     "read_record",
     "read_stamp",
+    "register",
     "resolve",
     "resolve_on",
     "this_host",
+    "unregister",
     "write_record",
 ]
 
@@ -132,10 +138,12 @@ _HOMES = {
     "plan_from_json": "plan_reading",
     "read_record": "records",
     "read_stamp": "stamp",
+    "register": "registration",
     "resolve": "resolution",
     "resolve_on": "resolution",
     "this_host": "host",
     "write_record": "records",
+    "unregister": "registration",
 }
 
 

@@ -88,10 +88,10 @@ def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, hos
         )
         return
     bypassed = BYPASSABLE.intersection(plan.bypassed)
-    for refusal in (there.refusal, there.installation):
-        # an operator may have switched off a check of the installation, never one of the machine
-        if refusal is not None and refusal.code not in bypassed:
-            yield f"{group.kernel} needs {refusal.wanted}, got {refusal.have}"
+    # an operator may have switched off a check of the installation, never one of the machine
+    against = [*there.refusals, *(refusal for refusal in there.installations if refusal.code not in bypassed)]
+    for refusal in against:
+        yield f"{group.kernel} needs {refusal.wanted}, got {refusal.have}"
     if row.phase not in there.phases:
         yield f"{group.kernel} needs a phase it declares, got {row.phase}"
     planned, here = group.library, there.library

@@ -31,7 +31,7 @@ Of = Literal["ranks", "instances"]
 _FREE: Final = frozenset(
     {
         *("schema", "host", "digest", "verdicts", "losses", "warnings", "bypassed"),
-        *("requested", "setting", "source", "page_size_source", "row"),
+        *("requested", "setting", "source", "page_size_source", "row", "skipped"),
     }
 )
 #: What decides the bytes of a cache. Which kernels read it is each instance's own matter.

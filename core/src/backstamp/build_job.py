@@ -110,7 +110,7 @@ class BuildJob:
                 library=self.group.library,
                 origin=str(getattr(origin_module, "__file__", None) or "built in memory"),
                 sources=tuple((phase, rows[phase].source) for phase in self.phases),
-                skipped=self.plan.bypassed,
+                skipped=self.group.skipped,
             ),
         )
 
@@ -119,11 +119,12 @@ class BuildJob:
         if self.runner.layers and not layers:
             found = ", ".join(str(layer.layer_id) for layer in self.runner.layers)
             raise BuiltMismatch(self.who, needed=f"layers {self.group.layers} in the runner", found=f"layers {found}")
+        wanted = dict(self.group.settings)
         softcaps = {layer.softcap for layer in layers}
-        compiled_in = "softcap" in offer.build_settings
-        if compiled_in and len(softcaps) > 1:
+        if "softcap" in offer.build_settings and layers and softcaps != {wanted.get("softcap", 0.0)}:
             found = ", ".join(str(softcap) for softcap in sorted(softcaps))
-            raise BuiltMismatch(self.who, needed="one softcap, because it is compiled in", found=found)
+            needed = f"softcap {wanted.get('softcap', 0.0)}, as the model says, because it is compiled in"
+            raise BuiltMismatch(self.who, needed=needed, found=f"layers with softcap {found}")
         graph: GraphLevel = self.plan.graph
         return BuildRequest(
             kernel=self.group.kernel,
@@ -143,7 +144,7 @@ class BuildJob:
             topk=self.plan.topk,
             num_steps=self.plan.num_steps,
             graph=graph,
-            settings={"softcap": max(softcaps)} if compiled_in and any(softcaps) else {},
+            settings=wanted,
         )
 
     def _check(self, answer: Built, row: Row, request: BuildRequest) -> None:

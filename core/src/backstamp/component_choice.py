@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backstamp.declarations import Half, Phase
-from backstamp.errors import ConflictingRequest, NotInstalled, Refused
+from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.facts import Facts
 from backstamp.launch import Request
 from backstamp.plan import Warn
@@ -61,12 +61,15 @@ def choose_components(
     parts: list[Part] = []
     warnings: list[Warn] = []
     for item in others:
-        if not item.cached and phase != "prefill":
+        if not item.question.cached and phase != "prefill":
             continue
         table = table_of(
-            "attention", (item,), ask(facts, "attention", (item,)), needs_of(phase, "attention", facts, item.cached)
+            "attention",
+            (item,),
+            ask(facts, "attention", (item,)),
+            needs_of(phase, "attention", facts, item.question.cached),
         )
-        choice = _choose(facts, phase, table, fits if item.cached else None)
+        choice = _choose(facts, phase, table, fits if item.question.cached else None)
         parts += [part._replace(source=choice.source) for part in choice.parts]
         warnings += choice.warnings
     return tuple(parts), tuple(warnings)
@@ -77,7 +80,10 @@ def _choose(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> Choi
     who = f"attention backend of component {component}"
     scoped = facts.launch.components.get(component)
     if scoped is not None:
-        return bind_key(facts, table, scoped.value, who, scoped.source)
+        try:
+            return bind_key(facts, table, scoped.value, who, scoped.source)
+        except BackstampError as refusal:
+            raise refusal.of(scoped.setting) from refusal.__cause__
     wish = _wish(facts, phase)
     if wish is None:
         return _auto(facts, table, who, fits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import cast
 
 from backstamp.declarations import (
@@ -23,10 +24,14 @@ from backstamp.declarations import (
     RetiredSetting,
 )
 from backstamp.errors import DeclarationError
+from backstamp.text import plain
 
-__all__ = ["SCHEMA", "Declared", "declared_from_json", "declared_to_json"]
+__all__ = ["JSON_NAME", "SCHEMA", "Declared", "carried_text", "declared_from_json", "declared_to_json"]
 
 SCHEMA = 1
+JSON_NAME = "backstamp.json"
+#: A hundred rows come to 100 KB.
+_LIMIT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,28 @@ def declared_to_json(declared: Declared) -> str:
     return json.dumps({"schema": SCHEMA, **tables}, indent=1, sort_keys=True) + "\n"
 
 
+def carried_text(path: Path, root: str, who: str) -> str | None:
+    """The text of a `backstamp.json` that a distribution under `root` carries; None where it carries none.
+
+    Raises:
+        DeclarationError: the file is a link out of its distribution, or larger than any declarations are.
+    """
+    if not path.is_file():
+        return None
+    real = path.resolve()
+    # an installer may link every file of a wheel to its cache: then plugin.py lies beside it there too
+    beside = path.with_name("plugin.py").resolve().parent
+    if not real.is_relative_to(root) and real.parent != beside:
+        raise DeclarationError(
+            who, needed=f"{JSON_NAME} inside its own distribution", found=f"a link to {plain(str(real))}", fix=_FIX
+        )
+    size = path.stat().st_size
+    if size > _LIMIT_BYTES:
+        found = f"{size} bytes"
+        raise DeclarationError(who, needed=f"{JSON_NAME} of at most {_LIMIT_BYTES} bytes", found=found, fix=_FIX)
+    return path.read_text("utf-8")
+
+
 def declared_from_json(text: str, who: str) -> Declared:
     """Read `backstamp.json`.
 
@@ -83,7 +110,8 @@ def declared_from_json(text: str, who: str) -> Declared:
     """
     try:
         data = json.loads(text)
-    except ValueError as cause:
+    # a few thousand brackets are deep enough for RecursionError
+    except (ValueError, RecursionError) as cause:
         raise DeclarationError(who, needed="backstamp.json to be JSON", found=str(cause), fix=_FIX) from cause
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
@@ -151,7 +179,7 @@ def _value_from_json(name: str, value: object) -> object:
     if isinstance(value, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "by_phase" and isinstance(value, dict):
-        return {phase: tuple(kernels) for phase, kernels in value.items()}
+        return {phase: tuple(kernels) if isinstance(kernels, list) else kernels for phase, kernels in value.items()}
     if name == "phase_inputs" and isinstance(value, dict):
-        return {phase: frozenset(inputs) for phase, inputs in value.items()}
+        return {phase: frozenset(inputs) if isinstance(inputs, list) else inputs for phase, inputs in value.items()}
     return value

@@ -1,47 +1,59 @@
 """Third step of the flow: installed distributions → each plugin's declarations, and every failure with its cause.
 
-In: the entry points of the group `backstamp.plugins` along a search path. Out: a `Discovery`. A wheel's
-`backstamp.json` is read as data, located without importing its package; only where it is absent (an editable install)
-is `plugin.py` imported and validated by pluggy. One plugin never breaks another, and no cause is lost:
-`KeyboardInterrupt` passes, everything else is kept on a `Failure`.
+In: the entry points of the group `backstamp.plugins` along a search path, and the plugins of this process. Out: a
+`Discovery`. A wheel's `backstamp.json` is read as data, located without importing its package; only where it is absent
+(an editable install) is `plugin.py` imported and validated by pluggy. One plugin never breaks another, and no cause is
+lost: `KeyboardInterrupt` passes, everything else is kept on a `Failure`.
 
 .. versionadded:: 0.1
 """
 
 from __future__ import annotations
 
-import configparser
-import contextlib
-import importlib
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
-import importlib_metadata
-
-from backstamp.declarations import Alias, EntryPair, FamilyDefault, FeatureDefault, Offer, RetiredSetting
-from backstamp.declared import Declared, declared_from_json
+from backstamp import API_VERSION
+from backstamp.contract import contract_of, note_of, upgrade
+from backstamp.declared import JSON_NAME, Declared, carried_text, declared_from_json
+from backstamp.installed import GROUP, Entry, Installed, canonical, entries_of, list_installed
+from backstamp.loading import import_plugin
+from backstamp.ownership import Owners
 from backstamp.plan import PluginRef
 from backstamp.text import plain
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
 
-__all__ = ["GROUP", "Discovery", "Failure", "Found", "discover", "import_plugin"]
+    from backstamp.registration import Registered
 
-GROUP = "backstamp.plugins"
-JSON_NAME = "backstamp.json"
-Row = TypeVar("Row")
+__all__ = [
+    "GROUP",
+    "JSON_NAME",
+    "Discovery",
+    "Failure",
+    "Found",
+    "check_entry",
+    "discover",
+    "distributions_of",
+    "import_plugin",
+    "read_again",
+    "unmatched",
+]
+
+#: A plugin module is a table of a few hundred rows; what is larger is not read for its names.
+_SOURCE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A plugin whose declarations were read.
 
-    `packages` are the top-level packages its factories may lie in; `origin` says how it was read and from where.
+    `packages` are the top-level packages its factories may lie in; `origin` says how it was read and from where, and
+    `contract` by which version of the plugin contract.
     """
 
     plugin: PluginRef
@@ -49,6 +61,7 @@ class Found:
     packages: frozenset[str]
     module: str
     origin: str
+    contract: str = API_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +80,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """Everything found along one search path; `notes` are facts `backstamp doctor` prints (shadowed, skipped)."""
+    """Everything found along one search path; `notes` are facts `backstamp doctor` prints (shadowed, skipped).
+
+    `parent_only` are names that a parent process registered by hand and this process did not.
+    """
 
     found: tuple[Found, ...]
     failures: tuple[Failure, ...]
@@ -75,163 +91,138 @@ class Discovery:
     parent_only: frozenset[str] = frozenset()
 
 
+class HasPlugins(Protocol):
+    """A `Discovery` or a `Catalogue`."""
+
+    @property
+    def found(self) -> tuple[Found, ...]: ...
+
+    @property
+    def failures(self) -> tuple[Failure, ...]: ...
+
+
 def discover(path: Sequence[str] | None = None) -> Discovery:
-    """Find every plugin along `path` (default `sys.path`), in order of plugin name.
+    """Find every plugin along `path` (default `sys.path`), and those of this process, in order of plugin name.
 
     Two metadata folders of one distribution count once, the first on the path wins. A distribution found through the
     current directory is noted and not loaded.
     """
-    found: list[Found] = []
-    failures: list[Failure] = []
-    notes: list[str] = []
-    seen: dict[str, str] = {}
-    for distribution, text in _with_plugins(path, notes):
-        name, version = _identity(distribution)
-        where = _root(distribution)
-        canonical = name.lower().replace("_", "-").replace(".", "-")
-        # before it is counted: a folder somebody stands in must not hide the installed distribution either
-        if _is_current_directory(where):
-            notes.append(f"{name}: found through the current directory {where}, not loaded; install it to use it")
-            continue
-        if canonical in seen:
-            notes.append(f"{name}: found again under {where}; {seen[canonical]} comes first and is used")
-            continue
-        seen[canonical] = where
-        for entry, target in _entries(text):
-            plugin = PluginRef(entry, name, version)
-            outcome = _read(plugin, target, distribution)
-            if isinstance(outcome, Found):
-                found.append(outcome)
-            else:
-                failures.append(outcome)
+    from backstamp.registration import registered, registered_elsewhere
+
+    listing = list_installed(path)
+    notes = list(listing.notes)
+    owners = Owners(listing.everything)
+    outcomes: list[Found | Failure] = [_of_this_process(item) for item in registered()]
+    for installed in listing.plugins:
+        for entry in entries_of(installed, notes):
+            outcomes.append(_read(installed, entry, owners, notes))
+    found = tuple(sorted((item for item in outcomes if isinstance(item, Found)), key=lambda item: item.plugin))
+    failures = tuple(sorted((item for item in outcomes if isinstance(item, Failure)), key=lambda item: item.plugin))
+    notes += _shared_names((*found, *failures))
     return Discovery(
-        found=tuple(sorted(found, key=lambda item: item.plugin)),
-        failures=tuple(sorted(failures, key=lambda item: item.plugin)),
-        notes=tuple(notes),
+        found=found, failures=failures, notes=tuple(dict.fromkeys(notes)), parent_only=registered_elsewhere()
     )
 
 
-def import_plugin(target: str) -> Declared:
-    """Import a plugin module, let pluggy register and validate it, and ask its hooks.
+def check_entry(installed: Installed, entry: Entry, owners: Owners, who: str) -> tuple[str, frozenset[str]]:
+    """The contract version a plugin is read by and the packages that are its own, before anything of it is imported.
 
-    Raises whatever the plugin raises; pluggy's `PluginValidationError` where a hook is unknown or takes arguments the
-    contract does not have; `AttributeError` where `module:attr` names nothing.
+    Raises:
+        ImportError: another contract, none, or a module in another distribution's package. ValueError: the entry or a
+        requirement cannot be read.
     """
-    import pluggy
+    if entry.fault:
+        raise ValueError(entry.fault)
+    contract = contract_of(installed.requires, who)
+    return contract, owners.packages_of(installed, entry.target.partition(":")[0])
 
-    from backstamp import hookspecs
 
-    module_name, _, attribute = target.partition(":")
-    # what a plugin prints at import must not land in somebody's JSON
-    with contextlib.redirect_stdout(sys.stderr):
-        plugin: object = importlib.import_module(module_name.strip())
-    for part in attribute.strip().split(".") if attribute else ():
-        plugin = getattr(plugin, part)
-    manager = pluggy.PluginManager("backstamp")
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin)
-    manager.check_pending()
-    if not manager.get_hookcallers(plugin):
-        raise AttributeError(f"{target} implements no Backstamp hook; decorate backstamp_offers with hookimpl")
-    hook = manager.hook
-    return Declared(
-        offers=_rows(Offer, hook.backstamp_offers()),
-        aliases=_rows(Alias, hook.backstamp_aliases()),
-        entry_classes=_rows(EntryPair, hook.backstamp_entry_classes()),
-        retired_settings=_rows(RetiredSetting, hook.backstamp_retired_settings()),
-        family_defaults=_rows(FamilyDefault, hook.backstamp_family_defaults()),
-        feature_defaults=_rows(FeatureDefault, hook.backstamp_feature_defaults()),
+def read_again(found: Found) -> Declared:
+    """What a plugin's module says now, read by the contract version it was found with; it is imported.
+
+    Raises whatever `import_plugin` raises.
+    """
+    return upgrade(import_plugin(found.module), found.contract)
+
+
+def distributions_of(plugins: HasPlugins) -> tuple[str, ...]:
+    """The distributions whose plugins were found, failed ones too, in order."""
+    found = {item.plugin.distribution for item in plugins.found}
+    return tuple(sorted(found | {item.plugin.distribution for item in plugins.failures}))
+
+
+def unmatched(plugins: HasPlugins, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of an allow or deny list that no distribution found here has, in order, as they were written.
+
+    Source: vllm #43987, where an allow list named a plugin that discovery had never found.
+    """
+    known = {canonical(name) for name in distributions_of(plugins)}
+    return tuple(sorted({name for name in names if canonical(name.strip()) not in known}))
+
+
+def _of_this_process(item: Registered) -> Found:
+    from backstamp.registration import IN_PROCESS
+
+    plugin = PluginRef(item.name, IN_PROCESS, "unversioned")
+    return Found(
+        plugin=plugin, declared=item.declared, packages=item.packages, module=item.module, origin="this process"
     )
 
 
-def _rows(kind: type[Row], answers: Iterable[Iterable[object]]) -> tuple[Row, ...]:
-    rows: list[Row] = []
-    for row in (row for answer in answers for row in answer):
-        if not isinstance(row, kind):
-            raise TypeError(f"a hook must answer {kind.__name__} rows, got {type(row).__name__}")
-        rows.append(row)
-    return tuple(rows)
-
-
-def _with_plugins(path: Sequence[str] | None, notes: list[str]) -> Iterable[tuple[Distribution, str]]:
-    found = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
-    for distribution in found:
-        try:
-            text = distribution.read_text("entry_points.txt")
-        except (OSError, ValueError) as cause:
-            notes.append(
-                plain(f"{_folder(cast('Distribution', distribution))}: entry_points.txt is unreadable: {cause}")
-            )
-            continue
-        # most installed distributions are no plugins: look at the text before parsing anything
-        if text and GROUP in text:
-            yield cast("Distribution", distribution), text
-
-
-def _identity(distribution: Distribution) -> tuple[str, str]:
-    """Name and version; a metadata file that lacks them (empty, cut short) is named by its folder, version unknown."""
-    stem, _, version = _folder(distribution).rpartition(".")[0].partition("-")
+def _read(installed: Installed, entry: Entry, owners: Owners, notes: list[str]) -> Found | Failure:
+    plugin = PluginRef(entry.name, installed.name, installed.version)
+    who = f"plugin {plugin.name} ({plugin.distribution} {plugin.version})"
+    module = entry.target.partition(":")[0]
     try:
-        return str(distribution.metadata["Name"] or stem), distribution.version or "unknown"
-    # importlib_metadata raises KeyError, or a FileNotFoundError of its own, depending on its version
-    except (KeyError, OSError, ValueError, TypeError):
-        return stem or "unnamed", version or "unknown"
-
-
-def _folder(distribution: Distribution) -> str:
-    # private, and the only way to the folder's name where the metadata itself cannot be read
-    return Path(str(getattr(distribution, "_path", "unnamed.dist-info"))).name
-
-
-def _entries(text: str) -> list[tuple[str, str]]:
-    parser = configparser.ConfigParser(delimiters="=", interpolation=None, strict=False)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    try:
-        parser.read_string(text)
-    except configparser.Error as cause:
-        return [("unreadable", f"!{cause}")]
-    return parser.items(GROUP) if parser.has_section(GROUP) else []
-
-
-def _read(plugin: PluginRef, target: str, distribution: Distribution) -> Found | Failure:
-    module = target.partition(":")[0].strip()
-    folder = module.rpartition(".")[0].replace(".", "/")
-    try:
-        if not plugin.name.strip() or target.startswith("!"):
-            raise ValueError(f"entry point {plugin.name!r} = {target!r} is not readable")
-        _check_contract(distribution)
-        carried = Path(str(distribution.locate_file(f"{folder}/{JSON_NAME}")))
-        if folder and carried.is_file():
-            declared = declared_from_json(carried.read_text("utf-8"), f"plugin {plugin.name} ({plugin.distribution})")
-            origin = f"data {carried}"
-        else:
-            declared = import_plugin(target)
-            origin = f"module {getattr(sys.modules[module], '__file__', module)}"
-        packages = frozenset({module.partition(".")[0], *(distribution.read_text("top_level.txt") or "").split()})
-        return Found(plugin=plugin, declared=declared, packages=packages, module=target, origin=origin)
+        contract, packages = check_entry(installed, entry, owners, who)
+        declared, origin = _declarations(installed, entry.target, who)
+        note = note_of(who, contract)
+        if note is not None:
+            notes.append(note)
+        return Found(
+            plugin=plugin,
+            declared=upgrade(declared, contract),
+            packages=packages,
+            module=entry.target,
+            origin=origin,
+            contract=contract,
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin may raise SystemExit, or anything else, and must not take others down
-        cause = plain(f"{type(error).__name__}: {error}")
-        names = frozenset({plugin.name}) | _seen_in_source(module, distribution)
-        return Failure(plugin=plugin, entry=target, cause=cause, error=error, names=names)
+        seen = frozenset() if entry.fault else _seen_in_source(module, installed.distribution)
+        names = frozenset({plugin.name, entry.written}) | seen
+        return Failure(plugin=plugin, entry=entry.target, cause=_cause(error), error=error, names=names)
 
 
-def _check_contract(distribution: Distribution) -> None:
-    """Refuse a plugin whose own requirement on backstamp excludes this contract version."""
-    from packaging.requirements import Requirement
+def _declarations(installed: Installed, target: str, who: str) -> tuple[Declared, str]:
+    """What a plugin declares, from the JSON it carries or, where there is none, from its module; and which."""
+    module = target.partition(":")[0]
+    folder = module.rpartition(".")[0].replace(".", "/")
+    carried = Path(str(installed.distribution.locate_file(f"{folder}/{JSON_NAME}")))
+    text = carried_text(carried, installed.root, who) if folder else None
+    if text is not None:
+        return declared_from_json(text, who), f"data {carried}"
+    declared = import_plugin(target)
+    return declared, f"module {getattr(sys.modules[module], '__file__', module)}"
 
-    from backstamp import API_VERSION
 
-    for text in distribution.requires or ():
-        if not text.lower().startswith("backstamp"):
-            continue
-        requirement = Requirement(text)
-        if requirement.name.lower() == "backstamp" and (requirement.marker is None or requirement.marker.evaluate()):
-            if not requirement.specifier.contains(f"{API_VERSION}.0", prereleases=True):
-                raise ImportError(f"needs contract backstamp{requirement.specifier}, this core has {API_VERSION}")
-            return
-    raise ImportError("declares no contract: its metadata needs `Requires-Dist: backstamp` with a range")
+def _cause(error: BaseException) -> str:
+    """An exception as one line; one whose own text raises is named by its type."""
+    try:
+        return plain(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return plain(f"{type(error).__name__}, which cannot say why")
+
+
+def _shared_names(outcomes: Iterable[Found | Failure]) -> list[str]:
+    """A note for every plugin name that two distributions use: allowed, and a source of confusion."""
+    owners: dict[str, dict[str, None]] = {}
+    for item in outcomes:
+        owners.setdefault(item.plugin.name, {})[item.plugin.distribution] = None
+    return [f"plugin name {name!r} is used by {' and '.join(used)}" for name, used in owners.items() if len(used) > 1]
 
 
 def _seen_in_source(module: str, distribution: Distribution) -> frozenset[str]:
@@ -250,21 +241,13 @@ def _seen_in_source(module: str, distribution: Distribution) -> frozenset[str]:
             located = Path(spec.origin)
             if len(parts) > 1:
                 located = located.parent.joinpath(*parts[1:]).with_suffix(".py")
+        if not located.is_file() or located.stat().st_size > _SOURCE_BYTES:
+            return frozenset()
         tree = ast.parse(located.read_text("utf-8"))
-    except (OSError, SyntaxError, ValueError, ImportError):
+    except (OSError, SyntaxError, ValueError, ImportError, RecursionError, MemoryError):
         return frozenset()
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg in ("kernel", "key") and isinstance(node.value, ast.Constant):
             names.add(str(node.value.value))
     return frozenset(names)
-
-
-def _root(distribution: Distribution) -> str:
-    return str(Path(str(distribution.locate_file(""))).resolve())
-
-
-def _is_current_directory(root: str) -> bool:
-    # an installed tree is never the bare current directory: site folders end in site-packages or dist-packages
-    here = os.path.realpath(os.getcwd())
-    return root == here and not root.endswith(("site-packages", "dist-packages"))

@@ -8,20 +8,30 @@ hangs its process is found here, in a child with a timeout, and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
+import signal
 import subprocess
 import sys
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import importlib_metadata
 
 from backstamp.catalogue import Catalogue
-from backstamp.discovery import GROUP, Found
+from backstamp.discovery import Found, check_entry
 from backstamp.host import HostFacts
+from backstamp.installed import entries_of, list_installed
+from backstamp.ownership import Owners
+from backstamp.registration import IN_PROCESS
 from backstamp.text import plain
+from backstamp.watching import Seen, read_report
 
-__all__ = ["Finding", "examine", "find_killers"]
+__all__ = ["TIMEOUT_S", "Finding", "examine", "find_killers"]
 
-_TIMEOUT_S = 60.0
+#: A plugin module takes milliseconds; a cold disk, or a plugin that imports torch all the same, takes longer.
+TIMEOUT_S: Final = 60.0
 
 
 class Finding(NamedTuple):
@@ -37,11 +47,11 @@ class Finding(NamedTuple):
         return self._asdict()
 
 
-def examine(catalogue: Catalogue, host: HostFacts) -> tuple[Finding, ...]:
-    """Every finding, in the order core, plugins, names, host."""
+def examine(catalogue: Catalogue, host: HostFacts, timeout_s: float = TIMEOUT_S) -> tuple[Finding, ...]:
+    """Every finding, in the order core, plugins, names, host; each plugin gets `timeout_s` to be imported in."""
     findings = [_version(name) for name in ("backstamp", "torch", "triton")]
     for found in catalogue.found:
-        findings.append(_plugin(found))
+        findings += _plugin(found, timeout_s)
     for failure in catalogue.failures:
         who = f"plugin {failure.plugin.name} ({failure.plugin.distribution} {failure.plugin.version})"
         findings.append(Finding("fault", who, failure.cause, f"Mend or uninstall {failure.plugin.distribution}"))
@@ -55,39 +65,80 @@ def examine(catalogue: Catalogue, host: HostFacts) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def find_killers() -> tuple[Finding, ...]:
+def find_killers(timeout_s: float = TIMEOUT_S) -> tuple[Finding, ...]:
     """Plugins that end or hang the process that imports them, each tried in a child; none where discovery survives."""
-    if _run("from backstamp.discovery import discover; discover()") is None:
+    code = "import sys; from backstamp.discovery import discover; word = sys.stdin.readline(); discover(); print(word)"
+    word = secrets.token_hex(16)
+    child = _child(["-c", code], word, timeout_s)
+    if child.fault is None and word in child.stdout:
         return ()
+    listing = list_installed()
+    owners = Owners(listing.everything)
     findings = []
-    for entry in sorted(importlib_metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
-        fault = _in_child(entry.value)
-        if fault is not None:
-            findings.append(Finding("fault", f"plugin {entry.name} ({entry.value})", fault, "Mend or uninstall it"))
+    for installed in listing.plugins:
+        for entry in entries_of(installed, []):
+            who = f"plugin {entry.name} ({installed.name} {installed.version})"
+            try:
+                check_entry(installed, entry, owners, who)
+            except (ImportError, ValueError):
+                # discovery refuses it without importing it, and so does this
+                continue
+            fault = _import_in_child(entry.target, (), timeout_s)
+            if isinstance(fault, str):
+                findings.append(Finding("fault", who, fault, f"Mend or uninstall {installed.name}"))
     return tuple(findings)
 
 
-def _in_child(module: str, *factories: str) -> str | None:
-    """What goes wrong when a plugin is imported and its factory modules are looked for, or None."""
-    code = (
-        "import sys, importlib.util; from backstamp.discovery import import_plugin; import_plugin(sys.argv[1])\n"
-        "for name in sys.argv[2:]:\n"
-        "    if importlib.util.find_spec(name) is None:\n"
-        "        raise ModuleNotFoundError(f'factory module {name} does not exist')\n"
-    )
-    return _run(code, module, *factories)
-
-
-def _run(code: str, *arguments: str) -> str | None:
-    """The last line a child leaves when it fails, hangs, or ends before its last statement; None where it is well."""
-    program = [sys.executable, "-c", f"{code}\nprint('REACHED')", *arguments]
+def _import_in_child(target: str, factories: Sequence[str], timeout_s: float) -> Seen | str:
+    """What importing a plugin did to a child process, or what went wrong there."""
+    word = secrets.token_hex(16)
+    child = _child(["-m", "backstamp.watching", target, *factories], word, timeout_s)
     try:
-        child = subprocess.run(program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"hangs at import: no answer in {_TIMEOUT_S:.0f} s"
-    if child.returncode == 0 and "REACHED" in child.stdout:
-        return None
-    return plain((child.stderr.strip().splitlines()[-1:] or [f"ends the process, exit status {child.returncode}"])[0])
+        seen = read_report(child.stdout, word)
+    except ValueError:
+        seen = None
+    if child.fault is not None or seen is None:
+        return child.fault or "ends the process before its import is over, exit status 0"
+    return seen
+
+
+class _Child(NamedTuple):
+    stdout: str
+    fault: str | None
+
+
+def _child(arguments: Sequence[str], word: str, timeout_s: float) -> _Child:
+    """Run Python with one line of input; a fault is how it ended, in the last line it left."""
+    # a session of its own: what the plugin started would keep the pipes open after it is gone
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(f"{word}\n", timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return _Child("", f"hangs at import: no answer in {timeout_s:g} s")
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode == 0:
+        return _Child(stdout, None)
+    ended = f"ends the process, {_status(process.returncode)}"
+    return _Child(stdout, plain((stderr.strip().splitlines()[-1:] or [ended])[0] if process.returncode > 0 else ended))
+
+
+def _status(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
 
 
 def _version(name: str) -> Finding:
@@ -99,12 +150,27 @@ def _version(name: str) -> Finding:
         return Finding("fault", name, plain(f"unreadable metadata: {cause}"), f"Reinstall {name}")
 
 
-def _plugin(found: Found) -> Finding:
-    """Import the plugin in a child: its declarations were read, now see that it loads and its factories exist."""
+def _plugin(found: Found, timeout_s: float) -> Iterable[Finding]:
+    """Import the plugin in a child: its declarations were read, now see that it loads, what that does, and that its
+    factories exist."""
     who = f"plugin {found.plugin.name} ({found.plugin.distribution} {found.plugin.version})"
-    factories = dict.fromkeys(offer.factory.partition(":")[0] for offer in found.declared.offers)
-    fault = _in_child(found.module, *factories)
-    if fault is not None:
-        return Finding("fault", who, fault, f"Mend or uninstall {found.plugin.distribution}")
     kernels = ", ".join(dict.fromkeys(offer.kernel for offer in found.declared.offers)) or "no kernels"
-    return Finding("ok", who, f"{kernels}; read from {found.origin}")
+    if found.plugin.distribution == IN_PROCESS:
+        fix = "Ship it as an entry point for workers to find"
+        yield Finding("note", who, f"{kernels}; registered by {found.module} in this process alone", fix)
+        return
+    factories = dict.fromkeys(offer.factory.partition(":")[0] for offer in found.declared.offers)
+    seen = _import_in_child(found.module, tuple(factories), timeout_s)
+    mend = f"Mend or uninstall {found.plugin.distribution}"
+    if isinstance(seen, str):
+        yield Finding("fault", who, seen, mend)
+        return
+    if seen.drivers:
+        text = f"touches a driver when imported: {', '.join(seen.drivers)}; workers forked afterwards fail"
+        yield Finding("fault", who, plain(text), mend)
+    if seen.changed:
+        yield Finding("fault", who, plain(f"changes Backstamp itself when imported: {', '.join(seen.changed)}"), mend)
+    if seen.heavy:
+        text = f"imports {', '.join(seen.heavy)}: plugin.py is declarations, and imports backstamp alone"
+        yield Finding("note", who, text, "Import the kernel library in backend.py")
+    yield Finding("ok", who, plain(f"{kernels}; read from {found.origin}"))

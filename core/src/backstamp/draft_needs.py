@@ -53,7 +53,8 @@ def check_shared_cache(facts: Facts, page_size: int, layout: str, rows: Sequence
     target, draft = facts.target, facts.model.draft
     if target is None or draft is None or not draft.shares_kv:
         return
-    ours, theirs = f"{layout} pages of {page_size}", f"{dict(target.layouts)['attention']} pages of {target.page_size}"
+    ours = f"{facts.kv_dtype} {layout} pages of {page_size}"
+    theirs = f"{target.kv_dtype} {dict(target.layouts)['attention']} pages of {target.page_size}"
     if ours != theirs:
         kernels = ", ".join(dict.fromkeys(phase.kernel for phase in target.running if phase.kernel is not None))
         raise ConflictingRequest(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AliasConflict",
+    "AlreadyRegistered",
     "BackstampError",
     "BadHost",
     "BadInput",
@@ -82,11 +83,12 @@ class BackstampError(Exception):
             parts.append(self.fix if self.fix.endswith((".", "?")) else f"{self.fix}.")
         return " ".join(parts)
 
-    def beside(self, facts: Sequence[str]) -> Self:
-        """The same refusal with more that was considered."""
-        considered = "; ".join([*filter(None, [self.considered]), *facts])
+    def of(self, setting: str, beside: Sequence[str] = ()) -> Self:
+        """The same refusal, with the flag that asked and more that was considered."""
+        who = f"{self.who}, asked for with {setting}" if setting else self.who
+        considered = "; ".join([*filter(None, [self.considered]), *beside])
         parts = {"needed": self.needed, "found": self.found, "considered": considered, "fix": self.fix}
-        return type(self)(self.who, **parts, verdicts=self.verdicts)
+        return type(self)(who, **parts, verdicts=self.verdicts)
 
     def as_json(self) -> dict[str, object]:
         """The error for tools: code, message, the five parts and the verdicts."""
@@ -167,6 +169,15 @@ class AliasConflict(BackstampError, LookupError):
     """Two distributions claim one name; the name is poisoned, nothing else is."""
 
     code = "conflict"
+
+
+class AlreadyRegistered(BackstampError, ValueError):
+    """A second in-process plugin under a name that is taken.
+
+    .. versionadded:: 0.2
+    """
+
+    code = "already_registered"
 
 
 class ForeignAlias(Refused):

@@ -30,6 +30,7 @@ class Question(NamedTuple):
         features: what the layers need of `FEATURES`. words: what holds: situations, features and the KV dtype.
         sinks: dtype of the stored sinks, None without sinks.
         allowed: the only kernels the model's family allows, None for all; `allowed_by` names who says so.
+        cached: whether these layers have a KV cache; without one nobody asks about its dtype, pages, layout or index.
         page_size: None when the kernel may choose. chunk_tokens: the engine's prefill chunk, or None.
     """
 
@@ -43,6 +44,7 @@ class Question(NamedTuple):
     sinks: str | None
     allowed: frozenset[str] | None
     allowed_by: str
+    cached: bool
     page_size: int | None
     causal: bool
     deterministic: bool
@@ -167,10 +169,8 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
         yield "feature", has["feature"].get(feature, 0)
     if question.sinks is not None:
         yield "sinks", _sinks_mask(index, question.sinks, question.dtype)
-    yield "kv_dtype", _kv_mask(index, question)
-    if question.page_size is not None:
-        yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
-    yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
+    if question.cached:
+        yield from _cache_checks(index, question)
     for words, mask in index.excludes:
         if words <= question.words:
             yield "excludes", ~mask
@@ -181,8 +181,6 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
         yield "deterministic", has["deterministic"].get(True, 0)
     if question.causal:
         yield "mask", ~has["mask"].get("none", 0)
-    yield "kv_form", _any_of(has["kv_form"].get(form, 0) for form in engine.kv_forms)
-    yield "index_form", _any_of(has["index_form"].get(form, 0) for form in ("none", *engine.index_forms))
     for name, mask in index.inputs:
         if name not in engine.inputs:
             yield "input", ~mask
@@ -191,6 +189,17 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
             yield "mask_form", ~has["mask"].get(form, 0)
     if engine.graph != "never" and not engine.replay_hook:
         yield "plan", has["plan"].get("device", 0)
+
+
+def _cache_checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
+    """What is asked of a kernel that reads a KV cache."""
+    has, engine = index.has, question.engine
+    yield "kv_dtype", _kv_mask(index, question)
+    if question.page_size is not None:
+        yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
+    yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
+    yield "kv_form", _any_of(has["kv_form"].get(form, 0) for form in engine.kv_forms)
+    yield "index_form", _any_of(has["index_form"].get(form, 0) for form in ("none", *engine.index_forms))
 
 
 def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> Iterator[tuple[str, int]]:
@@ -259,9 +268,7 @@ def _installed(index: SlotIndex, question: Question) -> int:
     if not question.bypass:
         return index.installed
     bypassed = (
-        1 << at
-        for at, row in enumerate(index.rows)
-        if row.installation is not None and row.installation.code in question.bypass
+        1 << at for at, row in enumerate(index.rows) if row.installations and row.lacks(question.bypass) is None
     )
     return index.installed | _any_of(bypassed)
 
@@ -278,8 +285,8 @@ def _refused(kernel: str, check: str, index: SlotIndex, rows: int, lost: int, ma
     refused = [index.rows[at] for at in bits_of(rows & lost)]
     first = refused[0]
     if check == INSTALLATION_CHECK:
-        refusal = first.installation
-        assert refusal is not None
+        refusal = first.lacks(told.question.bypass)
+        assert refusal is not None, "refused for an installation that lacks nothing"
         _, code, field, wanted, have = refusal
         return Verdict(kernel, False, code, field, wanted, have, first.plugin.name)
     wording = WORDS[check]

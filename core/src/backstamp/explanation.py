@@ -79,7 +79,7 @@ def explain_key(
     answers: list[PhaseAnswer] = []
     for phase in PHASES:
         setting = "--draft-attention-backend" if phase.startswith("draft") else f"--{phase}-attention-backend"
-        table = table_of("attention", asked, common, needs_of(phase, "attention", facts, asked[0].cached))
+        table = table_of("attention", asked, common, needs_of(phase, "attention", facts, asked[0].question.cached))
         try:
             choice = bind_key(facts, table, key, f"{phase.replace('_', ' ')} attention backend", "operator")
         except BackstampError as refusal:

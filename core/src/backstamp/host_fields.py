@@ -74,13 +74,13 @@ class HostFields:
         return words
 
     def pairs(self, name: str) -> dict[str, str] | None:
-        """Words by name, or None where unset."""
+        """Words by name, or None where unset; a version that is null is unknown."""
         value = self._data.get(name)
         if value is None:
             return None
-        if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+        if not isinstance(value, Mapping) or not all(item is None or isinstance(item, str) for item in value.values()):
             raise self.bad(name, "names with versions", repr(value))
-        return {str(key): str(version) for key, version in value.items()}
+        return {str(key): "unknown" if version is None else str(version) for key, version in value.items()}
 
     def rows(self, name: str, kinds: tuple[type[object], ...]) -> list[tuple[object, ...]]:
         """A list of rows, each with a value of each of these types; empty where unset."""

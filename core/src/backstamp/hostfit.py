@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from backstamp.catalogue import Row
 from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
+from backstamp.installation import INSTALL_DEPTH, INSTALLATION, Installed, Refusal, installation_of, library_name
 from backstamp.plan import LibraryRef, PluginRef
 
 __all__ = [
@@ -31,27 +32,12 @@ __all__ = [
 ]
 
 
-class Refusal(NamedTuple):
-    """Why one row does not fit; `depth` is how far it came, and a kernel's deepest refusal is the one worth telling."""
-
-    depth: int
-    code: str
-    field: str
-    wanted: str
-    have: str
-
-
-#: Refusal codes that mean "the machine would do, its installation does not".
-INSTALLATION = frozenset({"library_missing", "library_version", "library_unknown", "companion", "not_installed"})
-INSTALL_DEPTH = 100
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRow:
     """One row as this host sees it (`index` in its kernel's rows): sets and numbers, ready to compare.
 
     `name` is the kernel's, with its distribution in front where two claim the name. `refusals` are all the facts of
-    the machine that do not fit, `installation` the first that is wrong with what is installed.
+    the machine that do not fit, `installations` all that is wrong with what is installed.
     """
 
     index: int
@@ -60,7 +46,7 @@ class HostRow:
     plugin: PluginRef
     library: LibraryRef | None
     refusals: tuple[Refusal, ...]
-    installation: Refusal | None
+    installations: tuple[Refusal, ...]
     assumed: bool
     interpreted: bool
     phases: frozenset[str]
@@ -73,15 +59,23 @@ class HostRow:
         """The first fact of the machine that does not fit."""
         return self.refusals[0] if self.refusals else None
 
+    def lacks(self, bypass: frozenset[str]) -> Refusal | None:
+        """The first thing wrong with what is installed that is not bypassed."""
+        return next((refusal for refusal in self.installations if refusal.code not in bypass), None)
+
+    def skipped(self, bypass: frozenset[str]) -> tuple[str, ...]:
+        """The codes of what is wrong with what is installed and bypassed."""
+        return tuple(dict.fromkeys(refusal.code for refusal in self.installations if refusal.code in bypass))
+
 
 def host_row(
-    index: int, name: str, row: Row, host: HostFacts, installed: dict[str, str] | None, runtimes: dict[str, str]
+    index: int, name: str, row: Row, host: HostFacts, installed: Installed | None, runtimes: dict[str, str]
 ) -> HostRow:
     """Settle everything about one row that only the host decides; `installed` None means libraries are assumed."""
     offer = row.offer
     interpreted = _is_interpreted(offer, host)
     refusals = () if interpreted else tuple(_machine_refusals(offer, host, runtimes))
-    library, installation = _installation(offer, installed)
+    library, installations = installation_of(offer, installed)
     open_dims = offer.head_dims == ANY
     dims = frozenset((dim, dim) if isinstance(dim, int) else _pair(dim) for dim in offer.head_dims if dim != "any")
     return HostRow(
@@ -91,7 +85,7 @@ def host_row(
         plugin=row.plugin,
         library=library,
         refusals=refusals,
-        installation=installation,
+        installations=installations,
         assumed=installed is None and bool(offer.requires),
         interpreted=interpreted,
         phases=offer.all_phases,
@@ -110,7 +104,7 @@ def _is_interpreted(offer: Offer, host: HostFacts) -> bool:
     """Triton's interpreter runs a Triton row on the CPU; the first GPU row stands for all of them."""
     if not host.triton_interpreter or host.device != "cpu" or offer.device != "cuda":
         return False
-    return any(_library_name(text) == "triton" for text in offer.requires)
+    return any(library_name(text) == "triton" for text in offer.requires)
 
 
 def _machine_refusals(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -> Iterator[Refusal]:
@@ -199,57 +193,3 @@ def _runtime_refusal(text: str, runtimes: dict[str, str]) -> Refusal | None:
             3, "runtime", f"runtimes.{requirement.name}", text, have or f"no {requirement.name} version known"
         )
     return None
-
-
-def _installation(offer: Offer, installed: dict[str, str] | None) -> tuple[LibraryRef | None, Refusal | None]:
-    """The library that goes on the stamp, and what is wrong with what is installed."""
-    if not offer.requires:
-        return None, None
-    first = _library_name(offer.requires[0])
-    if installed is None:
-        return LibraryRef(first, None), None
-    library = LibraryRef(first, installed.get(first))
-    for text in offer.requires:
-        refusal = _library_refusal(text, installed)
-        if refusal is not None:
-            return library, refusal
-    for companion in offer.companions:
-        have = installed.get(_library_name(companion))
-        # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
-        if have is not None and _public(have) != _public(library.version or ""):
-            wanted = f"{companion} {library.version} beside {first} {library.version}"
-            return library, Refusal(INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}")
-    return library, None
-
-
-def _public(version: str) -> str:
-    return version.partition("+")[0]
-
-
-def _library_refusal(text: str, installed: dict[str, str]) -> Refusal | None:
-    from packaging.requirements import Requirement
-    from packaging.version import InvalidVersion, Version
-
-    requirement = Requirement(text)
-    name = _library_name(text)
-    have = installed.get(name)
-    if have is None:
-        return Refusal(INSTALL_DEPTH, "library_missing", name, text, f"{name} is not installed")
-    try:
-        version = Version(have)
-    except InvalidVersion:
-        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
-    if version.public == "0.0.0":
-        # build systems write 0.0.0+unknown where they could not find the version
-        return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
-    # a local or pre-release build of a good version is that version
-    if not requirement.specifier.contains(version.public, prereleases=True):
-        return Refusal(INSTALL_DEPTH, "library_version", name, text, f"{name} {have}")
-    return None
-
-
-def _library_name(text: str) -> str:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(Requirement(text).name)

@@ -131,7 +131,7 @@ def _flags(row: HostRow) -> dict[str, bool]:
     return {
         "machine": row.refusal is None,
         "nearby": row.refusal is not None and row.refusal.code != "device",
-        "installed": row.installation is None,
+        "installed": not row.installations,
         "renamed": bool(row.offer.kv_dtype_names),
         "pickable": row.offer.accuracy == "exact" and not row.interpreted and row.name == row.offer.kernel,
     }

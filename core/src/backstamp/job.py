@@ -19,8 +19,9 @@ from backstamp.declarations import Role, Slot
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, ConflictingRequest
 from backstamp.host import HostFacts
-from backstamp.hostfit import INSTALL_DEPTH, HostRow, Refusal
+from backstamp.hostfit import HostRow
 from backstamp.index import index_rows
+from backstamp.installation import INSTALL_DEPTH, Refusal
 from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts
@@ -70,11 +71,11 @@ def _joint_row(compiled: Sequence[HostCatalogue], slot: Slot, at: int) -> HostRo
     rows = [(host.host.name, host.slots[slot].rows[at]) for host in compiled]
     row = rows[0][1]
     refusals = dict.fromkeys(_on(name, refusal) for name, of in rows for refusal in of.refusals)
-    missing = [_on(name, of.installation) for name, of in rows if of.installation is not None]
+    missing = tuple(dict.fromkeys(_on(name, refusal) for name, of in rows for refusal in of.installations))
     return replace(
         row,
         refusals=tuple(sorted(refusals, key=lambda refusal: refusal.depth)),
-        installation=next(iter(missing), None) or _unlike_versions(rows),
+        installations=missing or _unlike_versions(rows),
         assumed=any(of.assumed for _, of in rows),
         interpreted=any(of.interpreted for _, of in rows),
     )
@@ -84,15 +85,15 @@ def _on(host: str, refusal: Refusal) -> Refusal:
     return refusal._replace(have=f"{refusal.have} on {host}")
 
 
-def _unlike_versions(rows: Sequence[tuple[str, HostRow]]) -> Refusal | None:
+def _unlike_versions(rows: Sequence[tuple[str, HostRow]]) -> tuple[Refusal, ...]:
     """One kernel of two library versions is two kernels."""
     first_host, first = rows[0]
     for host, row in rows:
         if row.library != first.library and row.library is not None and first.library is not None:
             name = row.library.distribution
             wanted = f"{name} {first.library.version}, as on {first_host}"
-            return Refusal(INSTALL_DEPTH, "library_version", name, wanted, f"{name} {row.library.version} on {host}")
-    return None
+            return (Refusal(INSTALL_DEPTH, "library_version", name, wanted, f"{name} {row.library.version} on {host}"),)
+    return ()
 
 
 def _check_kv_dtypes(launch: Launch, model: ModelFacts, hosts: Sequence[HostFacts], catalogue: Catalogue) -> None:

@@ -8,6 +8,7 @@ it. A field that is missing, of another type or unknown is an error that names i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -86,6 +87,13 @@ class JsonFields:
         value = self._get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.bad(name, f"a whole number >= {least}", _short(value))
+        return value
+
+    def number(self, name: str) -> float:
+        """A finite number, as it was written."""
+        value = self._get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.bad(name, "a finite number", _short(value))
         return value
 
     def flag(self, name: str) -> bool:

@@ -8,44 +8,125 @@ layers. It touches no process-wide state and never writes a default back into th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
 from backstamp.declarations import Phase
+from backstamp.errors import BackstampError, ConflictingRequest
 from backstamp.facts import Facts
 from backstamp.linear import verify_follows
-from backstamp.plan import LinearPlan, PhasePlan, Verdict
+from backstamp.plan import LinearPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import needs_of, questions_for
-from backstamp.rank import rank
-from backstamp.selection import Choice, Table, ask, bind_key, phase_plan, table_of
+from backstamp.rank import ranked
+from backstamp.selection import Choice, Part, Table, ask, bind_key, phase_plan, table_of
 
-__all__ = ["resolve_linear"]
+__all__ = ["LinearSlot", "resolve_linear"]
 
 
-def resolve_linear(
-    facts: Facts, failed: tuple[Verdict, ...] = ()
-) -> tuple[LinearPlan | None, tuple[tuple[str, str], ...]]:
-    """Resolve the slot; unset verify follows decode where that is flashinfer, else it is triton where that serves."""
+#: Decode first: prefill hands it the state, verify follows it.
+_ORDER: tuple[Phase, ...] = ("decode", "prefill", "verify")
+
+
+class LinearSlot(NamedTuple):
+    """The linear slot of a runner: its plan (None without linear layers), state layout and warnings."""
+
+    plan: LinearPlan | None = None
+    layouts: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[Warn, ...] = ()
+
+
+def resolve_linear(facts: Facts, failed: tuple[Verdict, ...] = ()) -> LinearSlot:
+    """Resolve the slot; unset verify follows decode where that is flashinfer, else it is triton where that serves.
+
+    Raises:
+        BackstampError: a phase that nothing serves; verify only where something drafts.
+        ConflictingRequest: kernels that read no common state layout, both named.
+    """
     if not facts.model.linear_groups:
-        return None, ()
+        return LinearSlot()
     asked = questions_for("linear", facts)
     common = ask(facts, "linear", asked)
-    plans: dict[Phase, PhasePlan] = {}
-    layouts: list[str] = []
-    order: tuple[Phase, ...] = ("decode", "prefill", "verify")
-    for at in order:
-        table = table_of("linear", asked, common, needs_of(at, "linear", facts))
-        choice = _choose(facts, table, plans, f"linear {at} backend")
-        layouts += [layout for part in choice.parts for layout in part.row.offer.state_layouts[:1]]
-        flag = f"--linear-attn-{at}-backend"
-        plans[at] = phase_plan(table, choice, facts.launch.linear(at), flag, failed=failed)
+    tables = {at: table_of("linear", asked, common, needs_of(at, "linear", facts)) for at in _ORDER}
+    taken: dict[Phase, Choice] = {}
+    if not _take_all(facts, tables, _ORDER, taken):
+        _raise_unlike(facts, tables)
+    plans = {at: _plan(facts, tables[at], taken.get(at), failed) for at in _ORDER}
+    layouts = _layouts([part for choice in taken.values() for part in choice.parts])
+    warnings = tuple(warning for choice in taken.values() for warning in choice.warnings)
     linear = LinearPlan(plans["decode"], plans["prefill"], plans["verify"])
-    return linear, tuple(("linear", layout) for layout in dict.fromkeys(layouts))
+    return LinearSlot(linear, tuple(("linear", layout) for layout in layouts[:1]), warnings)
 
 
-def _choose(facts: Facts, table: Table, decided: dict[Phase, PhasePlan], who: str) -> Choice:
+def _plan(facts: Facts, table: Table, choice: Choice | None, failed: tuple[Verdict, ...]) -> PhasePlan:
+    flag = f"--linear-attn-{table.phase}-backend"
+    if choice is None:
+        return PhasePlan(table.phase, None, flag, None, None, None, "not run", (), ())
+    return phase_plan(table, choice, facts.launch.linear(table.phase), flag, failed=failed)
+
+
+def _take_all(facts: Facts, tables: Mapping[Phase, Table], order: Sequence[Phase], taken: dict[Phase, Choice]) -> bool:
+    """Take each phase by its first choice with which the rest reads one state layout."""
+    if not order:
+        return True
+    for choice in _choices(facts, tables[order[0]], taken):
+        parts = [part for before in taken.values() for part in before.parts]
+        if choice is not None and not _share([*parts, *choice.parts]):
+            continue
+        if choice is not None:
+            taken[order[0]] = choice
+        if _take_all(facts, tables, order[1:], taken):
+            return True
+        taken.pop(order[0], None)
+    return False
+
+
+def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Iterator[Choice | None]:
+    """Every way to serve a phase, best first; None where a phase nobody runs may stay empty."""
+    who = f"linear {table.phase} backend"
     request = facts.launch.linear(table.phase)
     if request is not None:
-        return bind_key(facts, table, request.value, who, request.source)
+        try:
+            choice = bind_key(facts, table, request.value, who, request.source)
+        except BackstampError as refusal:
+            raise refusal.of(request.setting) from refusal.__cause__
+        yield from (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+        return
     if table.phase == "verify":
-        follow = verify_follows(str(decided["decode"].kernel))
+        if not facts.launch.speculative and not table.has_accepted():
+            yield None
+            return
+        follow = verify_follows(taken["decode"].kernel)
         if follow in table.accepted():
-            return Choice(follow, table.parts(follow), "default", (), ())
-    return rank(facts, table, f"{who} (auto)")
+            yield from (Choice(follow, parts, "default", (), ()) for parts in table.all_parts(follow))
+    yield from ranked(facts, table, f"{who} (auto)")
+
+
+def _share(parts: Sequence[Part]) -> bool:
+    return bool(_layouts(parts)) or not any(part.row.offer.state_layouts for part in parts)
+
+
+def _layouts(parts: Sequence[Part]) -> list[str]:
+    """State layouts every row that declares any reads, as the first of them ranks them."""
+    declared = [part.row.offer.state_layouts for part in parts if part.row.offer.state_layouts]
+    return [layout for layout in declared[0] if all(layout in of for of in declared)] if declared else []
+
+
+def _raise_unlike(facts: Facts, tables: Mapping[Phase, Table]) -> NoReturn:
+    """Name what each phase's first choice reads."""
+    taken: dict[Phase, Choice] = {}
+    for at in _ORDER:
+        choice = next(_choices(facts, tables[at], taken))
+        if choice is not None:
+            taken[at] = choice
+    reads = [
+        f"{part.row.offer.kernel} ({at}) reads {', '.join(part.row.offer.state_layouts)}"
+        for at, choice in taken.items()
+        for part in choice.parts
+        if part.row.offer.state_layouts
+    ]
+    raise ConflictingRequest(
+        f"linear slot of {facts.model.name}",
+        needed="kernels that read one state layout, because they share the states",
+        found=" and ".join(dict.fromkeys(reads)),
+        fix="Choose kernels with a state layout in common",
+    )

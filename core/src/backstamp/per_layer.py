@@ -25,9 +25,11 @@ __all__ = ["choose_per_layer"]
 
 
 def choose_per_layer(
-    facts: Facts, table: Table, choices: Callable[[Table], Iterator[Choice]], fits: Fits | None = None
+    facts: Facts, table: Table, choices: Callable[[Table], Iterator[Choice]], fits: Fits | None, *, binding: bool
 ) -> tuple[Table, Choice]:
     """Choose for each group of like layers; later groups must share a page size and a layout with earlier ones.
+
+    `binding` choices were asked for: where none fits, the first is taken, and what it disagrees on is told later.
 
     Raises:
         NoKernel: a group's choices are none that fits, with every reason.
@@ -47,7 +49,7 @@ def choose_per_layer(
     for group in [group for item in table.asked for group in item.groups]:
         of_group = questions_for(table.slot, facts, (group,))
         own = table_of(table.slot, of_group, ask(facts, table.slot, of_group), table.needs)
-        choice = first_fit(choices(own), joins)
+        choice = first_fit(choices(own), joins) or (next(choices(own)) if binding else None)
         if choice is None:
             raise no_kernel(facts, own, f"{table.phase} attention backend (per_layer)")
         parts += choice.parts

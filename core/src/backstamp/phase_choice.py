@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 from backstamp.component_choice import choose_components, main_component
 from backstamp.declarations import Half, Phase
-from backstamp.errors import ConflictingRequest, NotInstalled, Refused
+from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
 from backstamp.launch import Request
@@ -149,18 +150,14 @@ class PhaseWork:
         """What was asked for, by each of its rows that serve; a refusal names what the launch asks for beside it."""
         try:
             if self._is_per_layer():
-                yield Option(
-                    request,
-                    *choose_per_layer(
-                        self.facts, table, lambda at: self._rows(at, request.value, who, request.source), self._fits()
-                    ),
-                )
+                choices = partial(self._rows, key=request.value, who=who, source=request.source)
+                yield Option(request, *choose_per_layer(self.facts, table, choices, self._fits(), binding=True))
                 return
             options = self._rows(table, request.value, who, request.source)
-        except Refused as refusal:
+        except BackstampError as refusal:
             halves = {half: self.facts.launch.half(half) for half in ("prefill", "decode")}
             beside = [f"{half} asks for {at.value}" for half, at in halves.items() if at is not None and at != request]
-            raise refusal.beside(beside) from refusal.__cause__
+            raise refusal.of(request.setting, beside) from refusal.__cause__
         yield from (Option(request, table, choice) for choice in options)
 
     def _rows(self, table: Table, key: str, who: str, source: str) -> Iterator[Choice]:
@@ -182,7 +179,7 @@ class PhaseWork:
             try:
                 choices = self._by_half("decode", table, f"{who} (default)", "default -> decode")
             except Refused as second:
-                raise second.beside([f"the prefill half: {refusal.needed}, got {refusal.found}"]) from refusal
+                raise second.of("", [f"the prefill half: {refusal.needed}, got {refusal.found}"]) from refusal
         yield from (Option(None, table, choice) for choice in choices)
 
     def _by_half(self, half: Half, table: Table, who: str, source: str) -> Iterator[Choice]:
@@ -238,7 +235,8 @@ class PhaseWork:
         who = f"{who} (auto)"
         uniform = self.facts.launch.policy.layers == "uniform"
         if self._is_per_layer() or (not uniform and not table.has_accepted() and self._unlike() > 1):
-            yield Option(None, *choose_per_layer(self.facts, table, lambda at: self._pick(at, who), self._fits()))
+            choices = partial(self._pick, who=who)
+            yield Option(None, *choose_per_layer(self.facts, table, choices, self._fits(), binding=False))
         else:
             yield from (Option(None, table, choice) for choice in self._pick(table, who))
 
@@ -265,7 +263,7 @@ class PhaseWork:
         return self.facts.launch.policy.layers == "per_layer" and self._unlike() > 1
 
     def _table(self, phase: Phase, asked: tuple[Asked, ...], common: tuple[Answer, ...]) -> Table:
-        return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].cached))
+        return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].question.cached))
 
     def _cached(self, phase: Phase) -> list[Part]:
-        return [part for part in self.components.get(phase, ()) if part.asked.cached]
+        return [part for part in self.components.get(phase, ()) if part.asked.question.cached]

@@ -145,8 +145,11 @@ class Conversion(NamedTuple):
 
 
 class GroupPlan(NamedTuple):
-    """The kernel of one group of like layers in one phase; `row` is the accepted one of its declared rows, `source`
-    who decided."""
+    """The kernel of one group of like layers in one phase.
+
+    `row` is the accepted one of its declared rows, `source` who decided; `settings` are features to compile in,
+    `skipped` the checks this row passes only because the operator bypassed them.
+    """
 
     component: str
     family: str
@@ -156,6 +159,8 @@ class GroupPlan(NamedTuple):
     library: LibraryRef | None
     row: int
     source: str
+    settings: tuple[tuple[str, float], ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The group for tools."""
@@ -168,11 +173,14 @@ class GroupPlan(NamedTuple):
             "library": self.library.as_json() if self.library else None,
             "row": self.row,
             "source": self.source,
+            "settings": dict(self.settings),
+            "skipped": list(self.skipped),
         }
 
     def decided(self) -> dict[str, object]:
-        """What the digest covers: everything but the position of the row in its plugin and who decided."""
-        return {name: value for name, value in self.as_json().items() if name not in ("row", "source")}
+        """What the digest covers: all but how it was found (the row's position, who decided, what was skipped)."""
+        aside = ("row", "source", "settings", "skipped")
+        return {name: value for name, value in self.as_json().items() if name not in aside}
 
 
 class PhasePlan(NamedTuple):

@@ -110,6 +110,7 @@ def _linear(fields: JsonFields) -> LinearPlan:
 
 def _group(fields: JsonFields) -> GroupPlan:
     fields.only(GroupPlan._fields)
+    settings = fields.part("settings")
     return GroupPlan(
         component=fields.word("component"),
         family=fields.word("family"),
@@ -119,6 +120,8 @@ def _group(fields: JsonFields) -> GroupPlan:
         library=_library_or_none(fields),
         row=fields.whole("row"),
         source=fields.word("source"),
+        settings=tuple((name, settings.number(name)) for name in settings.names()),
+        skipped=fields.words("skipped"),
     )
 
 

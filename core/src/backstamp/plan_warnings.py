@@ -36,9 +36,10 @@ _SPECULATIVE: Final = (
 _STEPPED: Final[tuple[Phase, ...]] = ("verify", "draft_decode")
 
 
-def warnings_of(work: PhaseWork) -> tuple[Warn, ...]:
-    """Every warning of a plan, each once."""
+def warnings_of(work: PhaseWork, linear: tuple[Warn, ...] = ()) -> tuple[Warn, ...]:
+    """Every warning of a plan, each once; `linear` are those of the linear slot."""
     found = [*work.facts.warnings, *(warning for phase in work.warned.values() for warning in phase)]
+    found += linear
     found += _about_plugins(work)
     found += _about_requests(work.facts)
     found += _about_rows(work)

@@ -287,7 +287,11 @@ def _from_folder(folder: str) -> tuple[str, str] | None:
 
 
 def _from_text(distribution: _Texts) -> tuple[str, str] | None:
-    """Name and version out of the metadata's own lines; None where a half-removed folder has none."""
+    """Name and version out of the metadata's own lines; None where a half-removed folder has none.
+
+    A library without a version is installed all the same: "unknown" satisfies no requirement, and is told as such.
+    Source: flashinfer #3044, transformers #43060.
+    """
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     found: dict[str, str] = {}
     for line in text.splitlines():
@@ -295,4 +299,4 @@ def _from_text(distribution: _Texts) -> tuple[str, str] | None:
             break
         label, _, value = line.partition(":")
         found.setdefault(label.strip().lower(), value.strip())
-    return (found["name"], found["version"]) if found.get("name") and found.get("version") else None
+    return (found["name"], found.get("version") or "unknown") if found.get("name") else None

@@ -27,11 +27,6 @@ class Asked(NamedTuple):
     groups: tuple[LayerGroup, ...]
     question: Question
 
-    @property
-    def cached(self) -> bool:
-        """Whether these layers have a KV cache; an encoder sees its input once and keeps none."""
-        return any(group.facts.attn_type != "encoder" for group in self.groups)
-
 
 def slot_of(family: str) -> Slot:
     """The slot a family's kernels live in."""
@@ -131,6 +126,7 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         sinks=sinks[0] if sinks else None,
         allowed=rule.allowed,
         allowed_by=rule.allowed_by,
+        cached=slot_of(groups[0].facts.family) == "attention" and any(at.facts.attn_type != "encoder" for at in groups),
         page_size=launch.page_size if launch.page_size is not None else engine.page_size,
         causal=all(group.facts.causal for group in groups),
         deterministic=launch.deterministic,

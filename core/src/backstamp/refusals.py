@@ -51,7 +51,8 @@ def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: S
     owner = host.catalogue.owner(told.kernel, table.slot)
     plugin = f" (plugin {owner.name}, {owner.distribution} {owner.version})" if owner is not None else ""
     others = [f"{item.kernel}: {item.message}" for item in passed if item is not told]
-    considered = "; ".join(others) or "no other kernel stands behind this key"
+    also = [f"{told.kernel} also {text}" for text in _beyond(table, told)]
+    considered = "; ".join([*also, *(others or ["no other kernel stands behind this key"])])
     if told.code == "not_installed":
         return _not_installed(host, table, key, who, passed)
     if told.code == "phase" and table.phase in ("prefill", "decode"):
@@ -70,6 +71,12 @@ def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: S
         fix=". ".join(part for part in (fix, _resolving(table)) if part),
         verdicts=passed,
     )
+
+
+def _beyond(table: Table, told: Verdict) -> list[str]:
+    """What else keeps a refused kernel from serving, beside the reason that is told."""
+    found = table.reasons().get(told.kernel)
+    return [item.message for item in found.verdicts if item.code != told.code] if found is not None else []
 
 
 def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
@@ -96,7 +103,7 @@ def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:
         found=f"no installed kernel that serves it (host {host_words(host)})",
         considered="; ".join(lines) or f"no plugin has a {table.slot} kernel",
         fix=f"{near_by}Install a plugin that serves it; {home} is the first-party one",
-        verdicts=tuple(table.verdicts.values()),
+        verdicts=tuple(item for name, of in reasons.items() for item in (of or (table.verdicts[name],))),
     )
 
 

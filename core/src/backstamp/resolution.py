@@ -69,11 +69,11 @@ def resolve_on(
     work = choose_phases(facts)
     _check_sub_settings(work)
     features = gate_features(facts)
-    linear, linear_layout = resolve_linear(facts, work.failed)
+    linear = resolve_linear(facts, work.failed)
     rows = [part.row for part in work.parts()]
     who = f"{role} of {model.name}"
     page_size, page_size_source = page_size_of(rows, facts.launch, engine, who)
-    layouts = (("attention", layout_of(rows, engine, who)), *linear_layout)
+    layouts = (("attention", layout_of(rows, engine, who)), *linear.layouts)
     check_shared_cache(facts, page_size, layouts[0][1], rows)
     plan = Plan(
         host=host.host.name,
@@ -81,7 +81,7 @@ def resolve_on(
         model=model.name,
         role=role,
         phases=tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES]),
-        linear=linear,
+        linear=linear.plan,
         dtype=model.dtype,
         kv_dtype=facts.kv_dtype,
         page_size=page_size,
@@ -91,7 +91,7 @@ def resolve_on(
         num_steps=launch.speculative_num_steps,
         topk=launch.speculative_topk,
         losses=losses_of(facts, work.chosen),
-        warnings=warnings_of(work),
+        warnings=warnings_of(work, linear.warnings),
         bypassed=tuple(sorted(launch.policy.bypass)),
         features=features,
         conversions=conversions_of(work.chosen),

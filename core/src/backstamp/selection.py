@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from backstamp.declarations import Phase, Slot
+from backstamp.errors import ConflictingRequest
 from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evaluate, evaluate_phase
 from backstamp.facts import Facts
 from backstamp.hostfit import INSTALLATION, HostRow
@@ -197,4 +198,25 @@ def _group_plan(part: Part, source: str) -> GroupPlan:
         row.library,
         row.index,
         part.source or source,
+        _settings(part),
+        row.skipped(part.asked.question.bypass) if row.installations else (),
     )
+
+
+def _settings(part: Part) -> tuple[tuple[str, float], ...]:
+    """What the kernel compiles in for these layers, as their model says it.
+
+    Raises:
+        ConflictingRequest: layers of one object with unlike values.
+    """
+    if "softcap" not in part.row.offer.build_settings:
+        return ()
+    softcaps = sorted({group.facts.softcap for group in part.asked.groups})
+    if len(softcaps) > 1:
+        raise ConflictingRequest(
+            f"kernel {part.row.offer.kernel!r}, component {part.asked.component}",
+            needed="one softcap for all layers, because it is compiled in",
+            found=" and ".join(f"{softcap:g}" for softcap in softcaps),
+            fix="Resolve layer by layer: Policy(layers='per_layer')",
+        )
+    return (("softcap", softcaps[0]),) if softcaps[0] else ()

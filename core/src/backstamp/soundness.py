@@ -14,6 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from backstamp.declarations import ANY, FEATURES, GRAPH_LEVELS, PHASES, SITUATIONS, Alias, FamilyDefault, Offer
 from backstamp.declared import Declared
+from backstamp.wellformed import malformed
 
 __all__ = ["faults_of"]
 
@@ -25,7 +26,10 @@ _CONVERSIONS = frozenset({"no", "lossless", "any"})
 
 def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
     """Every fault of a plugin's rows; an empty list means sound."""
-    faults: list[str] = []
+    faults: list[str] = malformed(declared)
+    if faults:
+        # what has the wrong type cannot be asked for its meaning
+        return faults
     if declared == Declared():
         faults.append("declares nothing: needs at least one offer, alias, entry class or default")
     for at, offer in enumerate(declared.offers):

@@ -8,6 +8,8 @@ characters and CI command prefixes (`::`) reach no console as such.
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["near", "plain"]
 
 _LIMIT_CHARACTERS = 400
@@ -16,7 +18,8 @@ _LIMIT_CHARACTERS = 400
 def plain(text: str) -> str:
     """One printable line: control characters become spaces, `::` loses its force, long text is cut."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    line = line.replace("::", ": :")
+    # one at a time: what follows a replaced pair may be a third colon
+    line = re.sub(r":(?=:)", ": ", line)
     return line if len(line) <= _LIMIT_CHARACTERS else line[: _LIMIT_CHARACTERS - 3] + "..."
 
 

@@ -8,12 +8,13 @@ tested on what it really reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from backstamp.declarations import ANY, Offer, PageSizes
 from backstamp.declared import Declared, declared_to_json
 
-__all__ = ["PLUGIN_SOURCE", "cpu_offer", "write_distribution", "write_plugin"]
+__all__ = ["PLUGIN_SOURCE", "cpu_offer", "write_distribution", "write_plugin", "write_record"]
 
 #: A plugin module that declares one kernel; format with `kernel` and `package`.
 PLUGIN_SOURCE = """\
@@ -83,12 +84,15 @@ def write_plugin(
     target: str | None = None,
     carries_json: bool = False,
     version: str = "1.0",
-    requires: tuple[str, ...] = ("backstamp>=0.1,<0.2",),
+    requires: tuple[str, ...] = ("backstamp>=0.2,<0.3",),
+    record: bool = True,
+    points: str | None = None,
 ) -> str:
     """Write a plugin distribution `name` and return its package name.
 
     `source` is the text of plugin.py (default: one CPU kernel), `target` the entry point's value, `carries_json`
-    writes `backstamp.json` beside it as a wheel would.
+    writes `backstamp.json` beside it as a wheel would, `record` lists what was installed as an installer would (an
+    editable install has no such list), `points` is the text of entry_points.txt where one entry will not do.
     """
     package = name.replace("-", "_")
     kernel = kernel if kernel is not None else package
@@ -100,6 +104,15 @@ def write_plugin(
     if carries_json:
         declared = Declared(offers=(cpu_offer(kernel, package),))
         (folder / "backstamp.json").write_text(declared_to_json(declared), "utf-8")
-    points = f"[backstamp.plugins]\n{entry or package} = {target or f'{package}.plugin'}\n"
-    write_distribution(site, name, version=version, requires=requires, entry_points=points)
+    if points is None:
+        points = f"[backstamp.plugins]\n{entry or package} = {target or f'{package}.plugin'}\n"
+    info = write_distribution(site, name, version=version, requires=requires, entry_points=points)
+    if record:
+        write_record(info, [f"{package}/{path.name}" for path in sorted(folder.iterdir()) if path.is_file()])
     return package
+
+
+def write_record(info: Path, files: Sequence[str]) -> None:
+    """Write the list of installed files of a `dist-info` folder."""
+    own = [f"{info.name}/{path.name}" for path in sorted(info.iterdir())]
+    (info / "RECORD").write_text("".join(f"{path},,\n" for path in (*files, *own, f"{info.name}/RECORD")), "utf-8")
