@@ -68,7 +68,7 @@ def test_a_draft_that_shares_its_targets_cache_reads_its_layout(changes: dict[st
     with pytest.raises(ConflictingRequest) as caught:
         plan_of([other], asked, role="draft", model=model, target=target, engine=engine)
     assert caught.value.needed == "bf16 hnd pages of 64, as t of the target lays it out"
-    assert caught.value.found == f"{found} of d"
+    assert caught.value.found == f"bf16 {found} of d"
     same = kernel("d", layouts=("hnd",), page_sizes=pages)
     assert plan_of([same], asked, role="draft", model=model, target=target, engine=engine).page_size == 64
 

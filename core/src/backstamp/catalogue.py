@@ -19,6 +19,7 @@ from backstamp.errors import DeclarationError
 from backstamp.first_party import FIRST_PARTY
 from backstamp.plan import GroupPlan, PluginRef
 from backstamp.soundness import faults_of
+from backstamp.text import qualified
 
 __all__ = ["AliasRow", "Catalogue", "Conflict", "Row", "build_catalogue"]
 
@@ -68,11 +69,6 @@ class Catalogue:
         kernels = [kernel for at, kernel in self.rows if at == slot]
         return tuple(sorted({*kernels, *(key for at, key in self.aliases if at == slot)}))
 
-    def distributions(self) -> frozenset[str]:
-        """Every distribution that has a plugin here, loaded or failed."""
-        loaded = frozenset(item.plugin.distribution for item in self.found)
-        return loaded | frozenset(item.plugin.distribution for item in self.failures)
-
     def owner(self, key: str, slot: Slot) -> PluginRef | None:
         """The plugin that declares a key, if one does."""
         if (slot, key) in self.aliases:
@@ -82,7 +78,7 @@ class Catalogue:
 
     def row(self, slot: Slot, group: GroupPlan) -> Row | None:
         """The declared row a group's plan accepted; None where other plugins are installed than it was made with."""
-        for name in (group.kernel, f"{group.plugin.distribution}:{group.kernel}"):
+        for name in (group.kernel, qualified(f"{group.plugin.distribution}:{group.kernel}")):
             rows = self.rows.get((slot, name), ())
             if group.row < len(rows):
                 row = rows[group.row]
@@ -170,7 +166,7 @@ def _collect_aliases(sound: Iterable[Found], contested: Contested) -> dict[tuple
 
 
 def _name(slot: Slot, name: str, found: Found, contested: Contested) -> str:
-    return f"{found.plugin.distribution}:{name}" if (slot, name) in contested else name
+    return qualified(f"{found.plugin.distribution}:{name}") if (slot, name) in contested else name
 
 
 def _owners(sound: Iterable[Found]) -> dict[tuple[Slot, str], set[str]]:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from backstamp import API_VERSION
 from backstamp.contract import contract_of, note_of, upgrade
 from backstamp.declared import JSON_NAME, Declared, carried_text, declared_from_json
-from backstamp.installed import GROUP, Entry, Installed, canonical, entries_of, list_installed
+from backstamp.installed import GROUP, Entry, Installed, entries_of, list_installed
 from backstamp.loading import import_plugin
 from backstamp.ownership import Owners
 from backstamp.plan import PluginRef
-from backstamp.text import plain
+from backstamp.text import canonical, plain
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution

@@ -82,8 +82,7 @@ class Answer(NamedTuple):
 
     def verdicts(self) -> dict[str, Verdict]:
         """Every kernel's verdict, by name."""
-        refused, accepted = self.refused, self.slot_index.accepted
-        return {name: refused.get(name) or accepted[name] for name in self.slot_index.names}
+        return {**self.slot_index.accepted, **self.refused}
 
 
 def evaluate(index: SlotIndex, question: Question) -> Answer:

@@ -47,11 +47,11 @@ def load_factory(row: Row, catalogue: Catalogue) -> Factory:
 
 
 def _validate_plugin(row: Row, catalogue: Catalogue) -> None:
-    from backstamp.discovery import import_plugin
+    from backstamp.discovery import read_again
 
     for found in catalogue.found:
         if found.plugin == row.plugin and found.origin.startswith("data "):
-            if import_plugin(found.module) != found.declared:
+            if read_again(found) != found.declared:
                 raise DeclarationError(
                     f"plugin {row.plugin.name} ({row.plugin.distribution} {row.plugin.version})",
                     needed="backstamp.json to say what plugin.py says",

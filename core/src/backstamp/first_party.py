@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from backstamp.text import canonical
+
 if TYPE_CHECKING:
     from backstamp.launch import Policy
 
@@ -49,4 +51,5 @@ FIRST_PARTY_DISTRIBUTIONS: Final = frozenset(FIRST_PARTY.values()) | {
 
 def is_trusted(distribution: str, policy: Policy) -> bool:
     """Whether a distribution may speak for kernels that are not its own: first-party, or allowed by the operator."""
-    return distribution in FIRST_PARTY_DISTRIBUTIONS or distribution in policy.allow
+    name = canonical(distribution)
+    return name in FIRST_PARTY_DISTRIBUTIONS or name in policy.allow

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import importlib_metadata
 
-from backstamp.text import plain
+from backstamp.text import canonical, plain
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution
@@ -28,7 +28,6 @@ __all__ = [
     "Entry",
     "Installed",
     "Listing",
-    "canonical",
     "entries_of",
     "folder_of",
     "label",
@@ -138,11 +137,6 @@ def entries_of(installed: Installed, notes: list[str]) -> tuple[Entry, ...]:
         else:
             notes.append(plain(f"{who} is listed twice, with one target"))
     return tuple(entries.values())
-
-
-def canonical(name: str) -> str:
-    """A distribution's name as packaging compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def label(text: str) -> str:

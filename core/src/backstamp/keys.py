@@ -17,6 +17,7 @@ from backstamp.first_party import is_trusted
 from backstamp.launch import Policy
 from backstamp.plan import Verdict, Warn
 from backstamp.refusals import conflicting_key, failed_key, foreign_alias, refused_key, unknown_key
+from backstamp.text import canonical, qualified
 
 if TYPE_CHECKING:
     from backstamp.selection import Table
@@ -52,7 +53,7 @@ def side_of(facts: Facts, slot: Slot, name: str, distribution: str = "") -> str:
     catalogue = facts.host.catalogue
     if (slot, name) not in catalogue.conflicts:
         return name
-    for side in (f"{distribution}:{name}", *_chosen(facts.launch.policy, name)):
+    for side in (qualified(f"{distribution}:{name}"), *_chosen(facts.launch.policy, name)):
         if _has(catalogue, slot, side):
             return side
     return name
@@ -61,6 +62,7 @@ def side_of(facts: Facts, slot: Slot, name: str, distribution: str = "") -> str:
 def _name_of(facts: Facts, table: Table, key: str, who: str) -> str:
     """The catalogue's name for a key."""
     catalogue, slot = facts.host.catalogue, table.slot
+    key = qualified(key)
     if _has(catalogue, slot, key):
         return key
     distribution, colon, bare = key.rpartition(":")
@@ -71,7 +73,7 @@ def _name_of(facts: Facts, table: Table, key: str, who: str) -> str:
             return name
         raise conflicting_key(who, conflict)
     owner = catalogue.owner(bare, slot)
-    if owner is not None and (not colon or owner.distribution == distribution):
+    if owner is not None and (not colon or canonical(owner.distribution) == distribution):
         return bare
     failure = catalogue.failure_of(bare)
     if failure is not None:

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from backstamp.declarations import Half, Phase, Role
 from backstamp.errors import BadInput
+from backstamp.text import canonical, qualified
 
 __all__ = ["BYPASSABLE", "FLAGS", "SOURCES", "Launch", "Policy", "Request", "Requests", "Source", "make_launch"]
 
@@ -134,6 +135,10 @@ class Policy:
         for name in sorted(self.duplicates):
             if not all(name.partition(":")):
                 raise BadInput("--duplicate", needed="distribution:name", found=repr(name))
+        # a frozen class has no other way to keep what it was given in one spelling
+        for of, names in (("allow", self.allow), ("deny", self.deny)):
+            object.__setattr__(self, of, frozenset(map(canonical, names)))
+        object.__setattr__(self, "duplicates", frozenset(map(qualified, self.duplicates)))
         if self.allow & self.deny:
             both = ", ".join(sorted(self.allow & self.deny))
             raise BadInput("--allow and --deny", needed="a distribution in one of them", found=f"{both} in both")

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from backstamp.installed import Installed, canonical, folder_of, label, stem_of
+from backstamp.installed import Installed, folder_of, label, stem_of
+from backstamp.text import canonical
 
 if TYPE_CHECKING:
     from importlib_metadata import Distribution

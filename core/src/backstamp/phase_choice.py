@@ -116,8 +116,9 @@ class PhaseWork:
 
     def fits(self, option: Option) -> bool:
         """Whether an option can share a cache with everything taken so far."""
-        rows = [part.row for part in (*self.parts(), *option.choice.parts)]
-        return agree(rows, self.facts.engine)
+        # phases mostly share their rows, and a row agrees with itself
+        rows = {id(part.row): part.row for part in (*self.parts(), *option.choice.parts)}
+        return agree(list(rows.values()), self.facts.engine)
 
     def options(self, phase: Phase) -> Iterator[Option]:
         """Every way to serve a phase, best first, whether or not it fits what is taken.

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from backstamp.declarations import Phase
+from backstamp.discovery import distributions_of, unmatched
 from backstamp.facts import Facts
 from backstamp.hostfit import HostRow
 from backstamp.phase_choice import PhaseWork
 from backstamp.plan import Warn
-from backstamp.text import plain
+from backstamp.text import plain, qualified
 
 __all__ = ["STRICT_CODES", "warnings_of"]
 
@@ -56,7 +57,7 @@ def _about_plugins(work: PhaseWork) -> Iterator[Warn]:
     if catalogue.conflicts:
         chosen = work.facts.launch.policy.duplicates
         for conflict in catalogue.conflicts.values():
-            if not any(f"{owner}:{conflict.name}" in chosen for owner in conflict.distributions):
+            if not any(qualified(f"{owner}:{conflict.name}") in chosen for owner in conflict.distributions):
                 owners = " and ".join(conflict.distributions)
                 yield Warn("shadowed", f"{conflict.name}: claimed by {owners}, so nobody has it")
 
@@ -71,12 +72,10 @@ def _about_requests(facts: Facts) -> Iterator[Warn]:
             elif name in launch.sources:
                 yield Warn("unused", f"--{name.replace('_', '-')} {getattr(launch, name)}: nothing drafts")
     policy = launch.policy
-    if policy.allow or policy.deny:
-        there = facts.host.catalogue.distributions()
-        for flag, names in (("--allow", policy.allow), ("--deny", policy.deny)):
-            for name in sorted(names - there):
-                found = ", ".join(sorted(there)) or "none"
-                yield Warn("unmatched", f"{flag} {plain(name)}: no such plugin distribution; found {found}")
+    for flag, names in (("--allow", policy.allow), ("--deny", policy.deny)):
+        for name in () if not names else unmatched(facts.host.catalogue, names):
+            found = ", ".join(distributions_of(facts.host.catalogue)) or "none"
+            yield Warn("unmatched", plain(f"{flag} {name}: no such plugin distribution; found {found}"))
 
 
 def _about_rows(work: PhaseWork) -> Iterator[Warn]:

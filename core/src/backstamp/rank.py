@@ -18,6 +18,7 @@ from backstamp.keys import side_of
 from backstamp.plan import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
 from backstamp.selection import Choice, Part, Table
+from backstamp.text import canonical
 
 __all__ = ["Fits", "first_fit", "in_order", "pickable", "rank", "ranked"]
 
@@ -136,7 +137,7 @@ def _by_merit(facts: Facts, table: Table) -> Iterable[str]:
 def _outranked(facts: Facts, table: Table, parts: tuple[Part, ...]) -> tuple[Warn, ...]:
     """Say which kernels outside the allow list would have come before the one chosen."""
     policy, chosen = facts.launch.policy, parts[0].row
-    if not policy.allow or chosen.plugin.distribution not in policy.allow:
+    if not policy.allow or canonical(chosen.plugin.distribution) not in policy.allow:
         return ()
     ahead = list(dict.fromkeys(_by_merit(facts, table)))
     ahead = ahead[: ahead.index(chosen.name)]
@@ -149,4 +150,4 @@ def _outranked(facts: Facts, table: Table, parts: tuple[Part, ...]) -> tuple[War
 
 def _distribution(table: Table, name: str) -> str:
     row = table.answers[0].row_of(name)
-    return row.plugin.distribution if row is not None else ""
+    return canonical(row.plugin.distribution) if row is not None else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["near", "plain"]
+__all__ = ["canonical", "near", "plain", "qualified"]
 
 _LIMIT_CHARACTERS = 400
 
@@ -21,6 +21,17 @@ def plain(text: str) -> str:
     # one at a time: what follows a replaced pair may be a third colon
     line = re.sub(r":(?=:)", ": ", line)
     return line if len(line) <= _LIMIT_CHARACTERS else line[: _LIMIT_CHARACTERS - 3] + "..."
+
+
+def canonical(distribution: str) -> str:
+    """A distribution's name as packaging compares it: My_Dist and my-dist are one."""
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
+
+
+def qualified(key: str) -> str:
+    """A key written `distribution:name`, with its distribution's name as packaging compares it."""
+    distribution, colon, name = key.rpartition(":")
+    return f"{canonical(distribution)}:{name}" if colon else key
 
 
 def near(word: str, known: list[str]) -> str | None:
