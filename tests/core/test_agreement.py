@@ -50,6 +50,7 @@ def test_what_does_not_run_may_differ() -> None:
     assert asked.phase("decode").source != PLAN.phase("decode").source
     elsewhere = replace(asked, host="node7", warnings=(), losses=(), bypassed=("companion",))
     compare([PLAN, elsewhere])
+    compare([PLAN, with_group(PLAN, "decode", skipped=("companion",), row=3, source="operator")])
 
 
 def test_the_majority_is_the_reference_even_when_rank_0_is_the_odd_one() -> None:

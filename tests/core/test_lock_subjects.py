@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from backstamp.declarations import RetiredSetting
 from backstamp.discovery import Failure
 from backstamp.drift import check_lock
 from backstamp.errors import BackstampError, BadInput, BadLock
@@ -141,6 +142,23 @@ def test_a_launch_is_remembered_with_its_flags() -> None:
     assert now.launch == launch
     assert now.entries[0].plan.page_size == 32
     assert check_lock(lock, now) == ()
+
+
+def test_an_old_setting_that_was_named_is_set_again_and_the_environments_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tombstone maps it to a key, now as then; what the environment holds is no part of a lock."""
+    old = RetiredSetting(name="OLD_BACKEND", replacement="--attention-backend", values={"x": "fa3"})
+    found = fake_plugin("p", [kernel("fa3"), kernel("best", priority=99)], retired_settings=[old])
+    launch, subjects = (
+        LockLaunch(policy=Policy(allow=frozenset({"fake-p"})), settings=(("OLD_BACKEND", "x"),)),
+        read_subjects(GivenWords(hosts=["h100"])),
+    )
+    (named,) = resolve_lock(catalogue_of(found), launch, subjects).entries
+    assert named.plan.phase("decode").kernel == "fa3"
+    monkeypatch.setenv("OLD_BACKEND", "x")
+    (unnamed,) = resolve_lock(catalogue_of(found), replace(launch, settings=()), subjects).entries
+    assert unnamed.plan.phase("decode").kernel == "best"
 
 
 def test_a_draft_is_locked_beside_its_target() -> None:
