@@ -55,7 +55,7 @@ def test_plan_json_has_the_published_keys() -> None:
     phase = plan["phases"]["prefill"]
     assert {"requested", "setting", "kernel", "plugin", "library", "source", "groups", "verdicts"} <= set(phase)
     assert set(phase["plugin"]) == {"name", "distribution", "version"}
-    assert {"kernel", "accepted", "code", "field", "wanted", "have", "message"} == set(phase["verdicts"][0])
+    assert {"kernel", "accepted", "code", "field", "wanted", "have", "message", "plugin"} == set(phase["verdicts"][0])
     assert {"component", "family", "layers", "kernel", "plugin", "library"} <= set(phase["groups"][0])
 
 

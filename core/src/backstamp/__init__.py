@@ -11,19 +11,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from backstamp.adoption import adopt
+    from backstamp.agreement import agree, compare, differences
     from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
     from backstamp.catalogue import Catalogue, build_catalogue
     from backstamp.compiled import compile_for
     from backstamp.construction import RunnerShape, build
     from backstamp.discovery import discover
     from backstamp.draft import DraftBackendFactory, DraftSteps
+    from backstamp.drift import Drift, check_lock
     from backstamp.engine import EngineFacts
     from backstamp.errors import BackstampError
     from backstamp.factories import BuildRequest, Built
     from backstamp.host import HostFacts, load_host, this_host
     from backstamp.launch import Launch, Policy, Requests, make_launch
+    from backstamp.lock import Lock, lock_from_json, lock_text, locked_distributions, make_lock
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
+    from backstamp.plan_reading import plan_from_json
+    from backstamp.records import read_record, write_record
     from backstamp.registration import register, unregister
     from backstamp.resolution import resolve, resolve_on
     from backstamp.stamp import Stamp, read_stamp
@@ -44,11 +50,13 @@ __all__ = [
     "Catalogue",
     "DraftBackendFactory",
     "DraftSteps",
+    "Drift",
     "EngineFacts",
     "HostFacts",
     "KVIndex",
     "Launch",
     "LayerSpec",
+    "Lock",
     "ModelFacts",
     "PagedKV",
     "Plan",
@@ -58,20 +66,32 @@ __all__ = [
     "RunnerShape",
     "Stamp",
     "TreeMask",
+    "adopt",
+    "agree",
     "build",
     "build_catalogue",
+    "check_lock",
+    "compare",
     "compile_for",
     "default_model",
+    "differences",
     "discover",
     "load_host",
     "load_model",
+    "lock_from_json",
+    "lock_text",
+    "locked_distributions",
     "make_launch",
+    "make_lock",
+    "plan_from_json",
+    "read_record",
     "read_stamp",
     "register",
     "resolve",
     "resolve_on",
     "this_host",
     "unregister",
+    "write_record",
 ]
 
 _HOMES = {
@@ -82,33 +102,47 @@ _HOMES = {
     "Catalogue": "catalogue",
     "DraftBackendFactory": "draft",
     "DraftSteps": "draft",
+    "Drift": "drift",
     "EngineFacts": "engine",
     "HostFacts": "host",
     "KVIndex": "attention",
     "Launch": "launch",
     "LayerSpec": "attention",
+    "Lock": "lock",
     "ModelFacts": "model",
     "PagedKV": "attention",
     "Plan": "plan",
     "Policy": "launch",
     "RaggedKV": "attention",
-    "RunnerShape": "construction",
     "Requests": "launch",
+    "RunnerShape": "construction",
     "Stamp": "stamp",
     "TreeMask": "attention",
+    "adopt": "adoption",
+    "agree": "agreement",
     "build": "construction",
     "build_catalogue": "catalogue",
+    "check_lock": "drift",
+    "compare": "agreement",
     "compile_for": "compiled",
     "default_model": "model",
+    "differences": "agreement",
     "discover": "discovery",
     "load_host": "host",
     "load_model": "model",
+    "lock_from_json": "lock",
+    "lock_text": "lock",
+    "locked_distributions": "lock",
     "make_launch": "launch",
+    "make_lock": "lock",
+    "plan_from_json": "plan_reading",
+    "read_record": "records",
     "read_stamp": "stamp",
     "register": "registration",
     "resolve": "resolution",
     "resolve_on": "resolution",
     "this_host": "host",
+    "write_record": "records",
     "unregister": "registration",
 }
 

@@ -22,23 +22,29 @@ __all__ = [
     "BackstampError",
     "BadHost",
     "BadInput",
+    "BadLock",
     "BadModel",
+    "BadPlan",
     "BuiltMismatch",
     "ConflictingRequest",
     "ContainerWithoutChildren",
     "DeclarationError",
+    "Disagreement",
     "FactoryFailed",
     "FactoryImportFailed",
     "ForeignAlias",
     "NoDevice",
     "NoKernel",
+    "NotAdopted",
     "NotInstalled",
     "PluginFailed",
+    "RankMissing",
     "Refused",
     "RegistryFaults",
     "StrictViolation",
     "UnknownKey",
     "Unresolved",
+    "UnsafeRecord",
     "Unstamped",
     "UnsupportedBatch",
 ]
@@ -256,3 +262,39 @@ class BadHost(BadInput):
     """A host name or host file cannot be read as one."""
 
     code = "bad_host"
+
+
+class BadPlan(BadInput):
+    """A record cannot be read as a plan, or its digest is not that of its content."""
+
+    code = "bad_plan"
+
+
+class BadLock(BadInput):
+    """A record cannot be read as a lock, or a lock cannot be made of what was given."""
+
+    code = "bad_lock"
+
+
+class UnsafeRecord(BadInput):
+    """A record that others may write; it is ignored, whatever it says."""
+
+    code = "unsafe_record"
+
+
+class Disagreement(BackstampError, ValueError):
+    """The plans of one job's ranks, or of its instances, do not go together."""
+
+    code = "disagreement"
+
+
+class RankMissing(BackstampError, TimeoutError):
+    """A rank did not show its plan in time."""
+
+    code = "rank_missing"
+
+
+class NotAdopted(BackstampError, ValueError):
+    """A plan that was handed over cannot be built here, or not on this host."""
+
+    code = "not_adopted"

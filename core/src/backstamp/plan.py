@@ -88,6 +88,7 @@ class Verdict(NamedTuple):
             "wanted": self.wanted,
             "have": self.have,
             "message": self.message,
+            "plugin": self.plugin,
         }
 
 

@@ -131,16 +131,25 @@ class Flags:
         typer.Option(help="Named or recorded host; default this machine.", rich_help_panel=_WHAT, metavar="HOST"),
     ] = None
 
-    def launch(self, role: Role | None = None) -> Launch:
-        """The launch these flags ask for; a draft model switches speculation on."""
+    def requests(self) -> Requests:
+        """What these flags ask for."""
         asked = {name: getattr(self, name) for name in _PLAIN}
         asked["component_backends"] = _pairs("--component-backend", self.component_backend, "NAME=KEY") or None
         asked["features"] = _switches(self.feature) or None
-        if self.draft_model is not None and asked["speculative_algorithm"] is None:
-            asked["speculative_algorithm"] = "STANDALONE"
-        settings = {**os.environ, **_pairs("--setting", self.setting)}
+        return Requests(**asked)
+
+    def launch(self, role: Role | None = None) -> Launch:
+        """The launch these flags ask for; a draft model switches speculation on."""
+        asked = self.requests()
+        if self.draft_model is not None and asked.speculative_algorithm is None:
+            asked = dataclasses.replace(asked, speculative_algorithm="STANDALONE")
+        settings = {**os.environ, **self.settings()}
         role = role if role is not None else self.role
-        return make_launch(Requests(**asked), policy=self.policy(), role=role, settings=settings)
+        return make_launch(asked, policy=self.policy(), role=role, settings=settings)
+
+    def settings(self) -> dict[str, str]:
+        """The old settings these flags name, beside the environment's."""
+        return _pairs("--setting", self.setting)
 
     def policy(self) -> Policy:
         """The policy these flags ask for."""
@@ -203,9 +212,13 @@ def _switches(given: Sequence[str] | None) -> dict[str, bool]:
     return switches
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's `flags: Flags` parameter by the fields of `Flags`, as typer reads signatures."""
-    names = [item.name for item in dataclasses.fields(Flags)]
+def with_flags(command: Callable[..., None], without: frozenset[str] = frozenset()) -> Callable[..., None]:
+    """Replace a command's `flags: Flags` parameter by the fields of `Flags`, as typer reads signatures.
+
+    A command that has an option of its own in place of a field names it in `without`.
+    """
+    shown = [item for item in dataclasses.fields(Flags) if item.name not in without]
+    names = [item.name for item in shown]
 
     @functools.wraps(command)
     def spread(**given: object) -> None:
@@ -223,7 +236,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=of_flags[item.name]
         )
-        for item in dataclasses.fields(Flags)
+        for item in shown
     ]
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,0 +1,175 @@
+"""A plan made elsewhere is used as it is, or refused with every reason; never resolved anew."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from backstamp.adoption import adopt
+from backstamp.catalogue import Catalogue
+from backstamp.declarations import Offer
+from backstamp.discovery import Failure
+from backstamp.errors import BadPlan, NotAdopted
+from backstamp.host import HostFacts
+from backstamp.launch import Policy, Requests
+from backstamp.model import model_from_config
+from backstamp.plan import PluginRef
+from backstamp.testing.fakes import catalogue_of, fake_plugin
+from backstamp.testing.hosts import described_host
+from tests.models import config
+from tests.plans import resolved
+from tests.resolving import kernel, plan_of
+
+LIBRARIES = {"triton": "3.4.0"}
+OFFERS = [kernel("flashinfer", priority=60), kernel("triton", requires=("triton>=3.2",), archs=("9.0", "12.0"))]
+ASKED = Requests(attention_backend="triton")
+PLAN = plan_of(OFFERS, ASKED, libraries=LIBRARIES)
+HOST = described_host("h100", libraries=LIBRARIES)
+
+
+def catalogue(offers: Sequence[Offer] = OFFERS, **changes: str) -> Catalogue:
+    """The catalogue of the one plugin."""
+    return catalogue_of(fake_plugin("p", offers, **changes))
+
+
+def refused(host: HostFacts = HOST, known: Catalogue | None = None, plan: object = None) -> str:
+    """Why the plan is not adopted."""
+    with pytest.raises(NotAdopted) as caught:
+        adopt(PLAN.as_json() if plan is None else plan, host, catalogue() if known is None else known)
+    return caught.value.found
+
+
+@settings(deadline=None)
+@given(resolved())
+def test_whatever_a_host_resolves_it_adopts(made: tuple[object, list[Offer]]) -> None:
+    """Rank 0's plan on a rank like rank 0: equal, and through JSON text as it travels."""
+    plan, offers = made
+    # the libraries the plan was resolved with, or the list it was assumed without
+    found = {group.library for row in plan.phases for group in row.groups if group.library is not None}
+    libraries = {"triton": "3.4.0", "flashinfer-python": "0.6.1"} if any(item.version for item in found) else None
+    host = described_host("h100", libraries=libraries)
+    assert adopt(json.dumps(plan.as_json()), host, catalogue(offers)) == plan
+
+
+def test_a_plan_is_used_as_it_is_where_this_host_would_choose_another() -> None:
+    """Auto here would take flashinfer; the plan says triton, and so does what comes back."""
+    here = plan_of(OFFERS, libraries=LIBRARIES)
+    assert here.phase("decode").kernel == "flashinfer"
+    adopted = adopt(json.dumps(PLAN.as_json()).encode(), HOST, catalogue())
+    assert adopted == PLAN
+    assert adopted.phase("decode").kernel == "triton"
+
+
+def test_a_row_this_host_refuses_is_refused() -> None:
+    """Rank 0 is SM90, this rank is not, and the row is not for it."""
+    reasons = refused(described_host("a100", libraries=LIBRARIES))
+    assert "prefill: triton needs SM90 (9.0), SM120 (12.0), got SM80 (8.0)" in reasons
+    assert "decode: triton needs" in reasons
+
+
+def test_a_row_another_host_accepts_is_adopted_there() -> None:
+    """Rank 0 is SM90 and this rank SM120: the row claims both."""
+    assert adopt(PLAN.as_json(), described_host("rtx5090", libraries=LIBRARIES), catalogue()) == PLAN
+
+
+def test_another_version_of_the_plugin_is_refused() -> None:
+    """Names and versions are those of the plan."""
+    reasons = refused(known=catalogue(version="1.1"))
+    assert "triton needs fake-p 1.0 and its row 0 for mha, got fake-p 1.1" in reasons
+
+
+def test_a_kernel_nobody_here_has_is_refused() -> None:
+    """The plugin is not installed in this process."""
+    assert "triton needs fake-p 1.0 and its row 0 for mha, got no plugin that has it" in refused(
+        known=catalogue(OFFERS[:1])
+    )
+
+
+def test_a_plugin_that_failed_here_is_told_with_its_cause() -> None:
+    """Not installed and broken are two things."""
+    failure = Failure(
+        plugin=PluginRef("p", "fake-p", "1.0"),
+        entry="p",
+        cause="ImportError: no libcuda",
+        error=ImportError("no libcuda"),
+        names=frozenset({"triton"}),
+    )
+    reasons = refused(known=catalogue_of(failures=[failure]))
+    assert "got a plugin that failed: ImportError: no libcuda" in reasons
+
+
+def test_another_row_in_the_same_place_is_refused() -> None:
+    """Same distribution and version, other rows: a plan's row 0 for mha is an MLA row here."""
+    assert "got another row there" in refused(known=catalogue([OFFERS[0], replace(OFFERS[1], family="mla")]))
+
+
+@pytest.mark.parametrize(
+    ("libraries", "reason"),
+    [
+        ({}, "triton needs triton>=3.2, got triton is not installed"),
+        ({"triton": "3.1.0"}, "triton needs triton>=3.2, got triton 3.1.0"),
+        ({"triton": "3.5.0"}, "triton needs triton 3.4.0, got triton 3.5.0"),
+    ],
+    ids=["missing", "too-old", "another-good-one"],
+)
+def test_another_library_is_refused(libraries: dict[str, str], reason: str) -> None:
+    """The version in the plan is the one that runs on every rank."""
+    assert reason in refused(described_host("h100", libraries=libraries))
+
+
+def test_a_check_the_operator_switched_off_stays_off() -> None:
+    """A bypassed library version was a decision, and is on the stamp; a machine's check is never bypassed."""
+    old = {"triton": "3.1.0"}
+    policy = Policy(bypass=frozenset({"library_version"}))
+    plan = plan_of(OFFERS, ASKED, libraries=old, policy=policy)
+    assert adopt(plan.as_json(), described_host("h100", libraries=old), catalogue()) == plan
+    tampered = replace(PLAN, bypassed=("arch",)).as_json()
+    assert "got SM80 (8.0)" in refused(described_host("a100", libraries=LIBRARIES), plan=tampered)
+
+
+def test_a_phase_that_names_another_kernel_than_its_layers_is_refused() -> None:
+    """The digest covers the groups; what a phase says of itself must be theirs."""
+    rows = [row._replace(kernel="flashinfer") if row.phase == "decode" else row for row in PLAN.phases]
+    assert (
+        refused(plan=replace(PLAN, phases=tuple(rows)).as_json())
+        == "decode: it names flashinfer, which none of its layers has"
+    )
+    rows = [row._replace(kernel="flashinfer") if row.phase == "verify" else row for row in PLAN.phases]
+    assert refused(plan=replace(PLAN, phases=tuple(rows)).as_json()) == "verify: it names flashinfer and no layers"
+
+
+def test_a_phase_its_row_does_not_declare_is_refused() -> None:
+    """Same row, but for decode alone."""
+    reasons = refused(known=catalogue([OFFERS[0], replace(OFFERS[1], phases=frozenset({"decode"}))]))
+    assert reasons == "prefill: triton needs a phase it declares, got prefill"
+
+
+def test_the_linear_slot_is_adopted_with_the_rest() -> None:
+    """A recurrent layer's kernel must be here as well."""
+    linear = kernel(
+        "gdn", slot="linear", family="gdn", head_dims=("any",), phases=frozenset({"prefill", "decode", "verify"})
+    )
+    offers = [kernel("flashinfer", head_dims=("any",)), linear]
+    plan = plan_of(offers, model=model_from_config(config("hybrid")))
+    host = described_host("h100")
+    assert adopt(plan.as_json(), host, catalogue(offers)) == plan
+    assert "linear decode: gdn needs fake-p 1.0" in refused(host, catalogue(offers[:1]), plan.as_json())
+
+
+@pytest.mark.parametrize("text", ["", "{", b"\xff", "[" * 100_000, '{"schema": 1}'])
+def test_what_is_no_plan_is_one_clear_error(text: str | bytes) -> None:
+    """Whatever arrives from elsewhere."""
+    with pytest.raises(BadPlan, match="plan handed over"):
+        adopt(text, HOST, catalogue())
+
+
+def test_adopting_imports_no_plugin() -> None:
+    """Whether it can be built is asked of declarations."""
+    before = set(sys.modules)
+    adopt(PLAN.as_json(), HOST, catalogue())
+    assert set(sys.modules) == before
