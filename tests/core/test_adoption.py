@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from backstamp.adoption import adopt
 from backstamp.catalogue import Catalogue
-from backstamp.declarations import Offer
+from backstamp.declarations import Offer, PageSizes
 from backstamp.discovery import Failure
 from backstamp.errors import BadPlan, NotAdopted
 from backstamp.host import HostFacts
@@ -147,6 +147,23 @@ def test_a_phase_its_row_does_not_declare_is_refused() -> None:
     """Same row, but for decode alone."""
     reasons = refused(known=catalogue([OFFERS[0], replace(OFFERS[1], phases=frozenset({"decode"}))]))
     assert reasons == "prefill: triton needs a phase it declares, got prefill"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"page_size": 24}, "triton needs page size 16, multiples of 32, got 24"),
+        ({"layouts": (("attention", "packed"),)}, "triton needs KV layout rows, got packed"),
+        ({"kv_dtype": "e4m3fn"}, "triton needs KV dtype same, got e4m3fn"),
+    ],
+)
+def test_a_cache_its_rows_do_not_read_is_refused(changes: dict[str, object], reason: str) -> None:
+    """A plan edited and digested again is still held against what the kernels declare."""
+    pages = PageSizes(preferred=16, exact=(16,), multiple_of=32)
+    offers = [replace(offer, page_sizes=pages) for offer in OFFERS]
+    plan = plan_of(offers, ASKED, libraries=LIBRARIES)
+    assert adopt(plan.as_json(), HOST, catalogue(offers)) == plan
+    assert reason in refused(known=catalogue(offers), plan=replace(plan, **changes).as_json())
 
 
 def test_the_linear_slot_is_adopted_with_the_rest() -> None:

@@ -39,14 +39,16 @@ def run(program: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_page_makes_its_locks_first() -> None:
     """What the fixture runs is what the page says before anything else."""
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 6
     assert [command.split()[:3] for command in COMMANDS[:2]] == [["backstamp", "lock", "-o"]] * 2
 
 
 @pytest.mark.parametrize("command", COMMANDS[2:])
 def test_the_commands_of_the_page_succeed(folder: Path, command: str) -> None:
-    """A lock made a moment ago is as it was locked."""
-    assert "no difference" in run([sys.executable, "-c", COMMAND, *command.split()[1:]], folder).stdout
+    """A lock made a moment ago is as it was locked, and what it allows is all there is."""
+    said = run([sys.executable, "-c", COMMAND, *command.split()[1:]], folder).stdout
+    assert "outside the allow list" not in said
+    assert ("page size" if "resolve" in command else "no difference") in said
 
 
 @pytest.mark.parametrize("at", range(len(CODE)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from backstamp.construction import RunnerShape, build
+from backstamp.device_nodes import device_nodes
 from backstamp.errors import NoDevice, NotInstalled, Refused
 from backstamp.launch import Requests
-from backstamp.probes import device_nodes
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from tests.resolving import kernel, plan_of
 

@@ -94,9 +94,28 @@ def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, hos
         yield f"{group.kernel} needs {refusal.wanted}, got {refusal.have}"
     if row.phase not in there.phases:
         yield f"{group.kernel} needs a phase it declares, got {row.phase}"
+    yield from _cache_reasons(slot, there, plan)
     planned, here = group.library, there.library
     if planned is not None and here is not None and None not in (planned.version, here.version) and planned != here:
         yield f"{group.kernel} needs {planned.distribution} {planned.version}, got {here.distribution} {here.version}"
+
+
+def _cache_reasons(slot: Slot, there: HostRow, plan: Plan) -> Iterator[str]:
+    """What the plan says of the cache and the row does not read: no resolver wrote such a plan."""
+    offer, layout = there.offer, dict(plan.layouts).get(slot)
+    if slot == "linear":
+        if offer.state_layouts and layout not in offer.state_layouts:
+            yield f"{offer.kernel} needs state layout {', '.join(offer.state_layouts)}, got {layout}"
+        return
+    if not offer.page_sizes.accepts(plan.page_size):
+        yield f"{offer.kernel} needs page size {offer.page_sizes.describe()}, got {plan.page_size}"
+    if layout not in offer.layouts:
+        yield f"{offer.kernel} needs KV layout {', '.join(offer.layouts)}, got {layout}"
+    reads = (
+        offer.kv_dtypes | set(offer.kv_dtype_names.values()) | ({plan.dtype} if "same" in offer.kv_dtypes else set())
+    )
+    if plan.kv_dtype not in reads:
+        yield f"{offer.kernel} needs KV dtype {', '.join(sorted(offer.kv_dtypes))}, got {plan.kv_dtype}"
 
 
 def _row_of(slot: Slot, group: GroupPlan, host: HostCatalogue) -> HostRow | None:

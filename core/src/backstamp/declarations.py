@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 __all__ = [
     "ANY",
+    "BACKEND_REQUESTS",
     "FEATURES",
     "GRAPH_LEVELS",
     "PHASES",
@@ -43,6 +44,15 @@ GraphLevel = Literal["never", "single", "uniform", "varlen", "any"]
 Device = Literal["cuda", "rocm", "npu", "musa", "xpu", "cpu", "any"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+#: What an operator may ask a key for, by field of `backstamp.launch.Requests`; a tombstone maps to one of them.
+BACKEND_REQUESTS: Final = frozenset(
+    f"{name}_backend"
+    for name in (
+        *("attention", "prefill_attention", "decode_attention", "verify_attention", "draft_attention"),
+        *("linear_attn", "linear_attn_prefill", "linear_attn_decode", "linear_attn_verify"),
+        *("dsa_prefill", "dsa_decode"),
+    )
+)
 #: CUDA-graph levels from the weakest to the strongest.
 GRAPH_LEVELS: Final[tuple[GraphLevel, ...]] = get_args(GraphLevel)
 #: Accepts every value of an open field (archs, head dims). Written out, because an empty tuple accepts none.

@@ -33,7 +33,7 @@ def check_device(plan: Plan, device: str) -> None:
     if plan.device == "cpu":
         return
     # probing costs imports that a build without a device does not need
-    from backstamp.probes import device_nodes
+    from backstamp.device_nodes import device_nodes
 
     found, looked_for = device_nodes(plan.device)
     if not found:

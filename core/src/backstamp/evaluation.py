@@ -10,7 +10,7 @@ last row. It has no memory and no preference: ranking is selection's job.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from backstamp.declarations import Phase
 from backstamp.engine import EngineFacts
@@ -18,8 +18,9 @@ from backstamp.hostfit import HostRow
 from backstamp.index import SlotIndex, bits_of
 from backstamp.plan import Verdict
 from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
+from backstamp.row_masks import aligned, any_of, installed, kv_mask, sinks_mask
 
-__all__ = ["Answer", "PhaseNeeds", "Question", "Reasons", "all_reasons", "evaluate", "evaluate_phase", "sinks_fit"]
+__all__ = ["Answer", "PhaseNeeds", "Question", "Reasons", "all_reasons", "evaluate", "evaluate_phase"]
 
 
 class Question(NamedTuple):
@@ -158,7 +159,7 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     has = index.has
     engine = question.engine
     if question.allowed is not None:
-        yield "allowed", _any_of(mask for kernel, mask in index.kernels.items() if kernel in question.allowed)
+        yield "allowed", any_of(mask for kernel, mask in index.kernels.items() if kernel in question.allowed)
     yield "family", has["family"].get(question.family, 0)
     yield "dtype", has["dtype"].get(question.dtype, 0)
     open_dims = has["dim"].get("any", 0)
@@ -168,7 +169,7 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     for feature in sorted(question.features):
         yield "feature", has["feature"].get(feature, 0)
     for stored in question.sinks:
-        yield "sinks", _sinks_mask(index, stored, question.dtype)
+        yield "sinks", sinks_mask(index, stored, question.dtype)
     if question.cached:
         yield from _cache_checks(index, question)
     for words, mask in index.excludes:
@@ -194,12 +195,12 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
 def _cache_checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     """What is asked of a kernel that reads a KV cache."""
     has, engine = index.has, question.engine
-    yield "kv_dtype", _kv_mask(index, question)
+    yield "kv_dtype", kv_mask(index, question)
     if question.page_size is not None:
-        yield "page_size", _any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
-    yield "layout", _any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
-    yield "kv_form", _any_of(has["kv_form"].get(form, 0) for form in engine.kv_forms)
-    yield "index_form", _any_of(has["index_form"].get(form, 0) for form in ("none", *engine.index_forms))
+        yield "page_size", any_of(mask for pages, mask in index.pages if pages.accepts(question.page_size))
+    yield "layout", any_of(has["layout"].get(layout, 0) for layout in engine.layouts)
+    yield "kv_form", any_of(has["kv_form"].get(form, 0) for form in engine.kv_forms)
+    yield "index_form", any_of(has["index_form"].get(form, 0) for form in ("none", *engine.index_forms))
 
 
 def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> Iterator[tuple[str, int]]:
@@ -215,62 +216,8 @@ def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> It
         if name not in question.engine.inputs:
             yield "phase_input", ~mask
     if question.deterministic and needs.aligned:
-        yield "alignment", _aligned(index, question)
-    yield INSTALLATION_CHECK, _installed(index, question)
-
-
-def _any_of(masks: Iterator[int]) -> int:
-    joined = 0
-    for mask in masks:
-        joined |= mask
-    return joined
-
-
-def _kv_mask(index: SlotIndex, question: Question) -> int:
-    mask = index.has["kv_dtype"].get(question.kv_dtype, 0)
-    if question.kv_dtype == question.dtype:
-        mask |= index.has["kv_dtype"].get("same", 0)
-    # rows that read the operator's name in their own way answer for themselves
-    for at in bits_of(index.renamed):
-        offer = index.rows[at].offer
-        kv = offer.kv_dtype_names.get(question.kv_name, question.kv_dtype)
-        reads = kv in offer.kv_dtypes or (kv == question.dtype and "same" in offer.kv_dtypes)
-        mask = mask | 1 << at if reads else mask & ~(1 << at)
-    return mask
-
-
-def _sinks_mask(index: SlotIndex, stored: str, dtype: str) -> int:
-    """Rows that read sinks stored in a dtype, or convert them on the way in."""
-    return _any_of(
-        mask for dtypes, conversion, mask in index.sinks if sinks_fit(dtypes, conversion, stored, dtype) != "no"
-    )
-
-
-def sinks_fit(
-    dtypes: frozenset[str], conversion: str, stored: str, dtype: str
-) -> Literal["as stored", "converted", "no"]:
-    """How a row with these declared dtypes takes sinks stored in `stored`, for queries of `dtype`."""
-    wanted = {dtype if name == "same" else name for name in dtypes}
-    if stored in wanted:
-        return "as stored"
-    # bf16 and fp16 are both exact in fp32; nothing else is wider
-    widens = stored in ("bf16", "fp16") and "fp32" in wanted
-    return "converted" if conversion == "any" or (conversion == "lossless" and widens) else "no"
-
-
-def _aligned(index: SlotIndex, question: Question) -> int:
-    """Rows whose declared prefill alignment the launch's chunk keeps; an undeclared one is not kept."""
-    chunk = question.chunk_tokens
-    return _any_of(mask for tokens, mask in index.alignments if chunk is None or chunk <= 0 or chunk % tokens == 0)
-
-
-def _installed(index: SlotIndex, question: Question) -> int:
-    if not question.bypass:
-        return index.installed
-    bypassed = (
-        1 << at for at, row in enumerate(index.rows) if row.installations and row.lacks(question.bypass) is None
-    )
-    return index.installed | _any_of(bypassed)
+        yield "alignment", aligned(index, question)
+    yield INSTALLATION_CHECK, installed(index, question)
 
 
 #: Checks of what a kernel may offer on other machines only.

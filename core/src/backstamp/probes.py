@@ -22,6 +22,7 @@ from typing import Final, Protocol, get_args
 
 import importlib_metadata
 
+from backstamp.device_nodes import kinds_with_nodes
 from backstamp.errors import BadHost
 from backstamp.host import Accelerator, Device, HostFacts, Origin, Probe
 from backstamp.probe_child import CHILD, read_answer
@@ -30,7 +31,6 @@ from backstamp.text import plain
 __all__ = [
     "compare_orders",
     "cpu_features",
-    "device_nodes",
     "found_probes",
     "installed_libraries",
     "probe_machine",
@@ -39,15 +39,6 @@ __all__ = [
 
 #: Importing torch and starting a driver from a cold disk takes tens of seconds, and this runs once a process.
 _TIMEOUT_S: Final = 120.0
-#: Device nodes whose presence makes asking worth a child process; /dev/dxg is WSL's, /dev/nvmap Jetson's.
-_NODES: Final[Mapping[Device, tuple[str, ...]]] = {
-    "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvmap", "/dev/dxg"),
-    "rocm": ("/dev/kfd",),
-    "npu": ("/dev/davinci_manager", "/dev/davinci0"),
-    "musa": ("/dev/mtgpu.0",),
-}
-#: PCI vendor of Intel's render nodes: a node of another vendor is no xpu.
-_INTEL: Final = "0x8086"
 #: Names `platform.machine` gives on other systems.
 _CPU_ARCHS: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _QUERY: Final = ("--query-gpu=name,compute_cap", "--format=csv,noheader")
@@ -162,7 +153,7 @@ def _accelerators(device: str | None, versions: Mapping[str, str], probes: list[
     if device == "cpu":
         probes.append(Probe("accelerators", False, "not asked: the CPU was asked for"))
         return _Seen()
-    kinds = _kinds_with_nodes(probes)
+    kinds = kinds_with_nodes(probes)
     if not kinds:
         return _Seen()
     management = _ask_management(probes) if "cuda" in kinds else ()
@@ -175,34 +166,6 @@ def _accelerators(device: str | None, versions: Mapping[str, str], probes: list[
     if management and seen.devices:
         probes.append(compare_orders(seen.devices, management))
     return seen
-
-
-def device_nodes(kind: str) -> tuple[bool, str]:
-    """Whether this machine has a device node of a kind, and which were looked for or found."""
-    probes: list[Probe] = []
-    found = kind in _kinds_with_nodes(probes)
-    return found, next((probe.reason for probe in probes if probe.name == f"{kind} device node"), f"no {kind} known")
-
-
-def _kinds_with_nodes(probes: list[Probe]) -> list[Device]:
-    """The kinds of device this machine has nodes of, with a probe for each kind."""
-    kinds: list[Device] = []
-    for kind, nodes in _NODES.items():
-        here = [node for node in nodes if Path(node).exists()]
-        probes.append(Probe(f"{kind} device node", bool(here), here[0] if here else f"none of {', '.join(nodes)}"))
-        if here:
-            kinds.append(kind)
-    render = [path for path in sorted(Path("/sys/class/drm").glob("renderD*")) if _vendor(path) == _INTEL]
-    reason = f"/dev/dri/{render[0].name}" if render else "no Intel render node under /sys/class/drm"
-    probes.append(Probe("xpu device node", bool(render), reason))
-    return [*kinds, "xpu"] if render else kinds
-
-
-def _vendor(node: Path) -> str:
-    try:
-        return (node / "device" / "vendor").read_text("utf-8").strip()
-    except OSError:
-        return ""
 
 
 def _ask_management(probes: list[Probe]) -> tuple[Accelerator, ...]:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from backstamp.declarations import GRAPH_LEVELS, GraphLevel, Offer, PageSizes
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
-from backstamp.evaluation import sinks_fit
 from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
 from backstamp.plan import Conversion
+from backstamp.row_masks import sinks_fit
 from backstamp.selection import Decision, Part
 
 __all__ = [

@@ -12,7 +12,17 @@ from collections.abc import Iterable
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from backstamp.declarations import ANY, FEATURES, GRAPH_LEVELS, PHASES, SITUATIONS, Alias, FamilyDefault, Offer
+from backstamp.declarations import (
+    ANY,
+    BACKEND_REQUESTS,
+    FEATURES,
+    GRAPH_LEVELS,
+    PHASES,
+    SITUATIONS,
+    Alias,
+    FamilyDefault,
+    Offer,
+)
 from backstamp.declared import Declared
 from backstamp.wellformed import malformed
 
@@ -45,7 +55,7 @@ def faults_of(declared: Declared, packages: frozenset[str]) -> list[str]:
         if not feature.archs:
             faults.append(f"feature default {feature.feature!r}: archs is empty, and undeclared means no")
     for setting in declared.retired_settings:
-        if not setting.name.strip() or not setting.request.endswith("_backend"):
+        if not setting.name.strip() or setting.request not in BACKEND_REQUESTS:
             faults.append(
                 f"retired setting {setting.name!r}: needs a name and a backend request, got {setting.request!r}"
             )

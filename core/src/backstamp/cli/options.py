@@ -21,7 +21,9 @@ from backstamp.engine import EngineFacts, load_engine
 from backstamp.errors import BadInput
 from backstamp.host import HostFacts, load_host, this_host
 from backstamp.launch import Launch, Policy, Requests, make_launch
+from backstamp.lock import lock_from_json, locked_distributions
 from backstamp.model import ModelFacts, default_model, load_model
+from backstamp.records import read_record
 
 __all__ = ["AsJson", "Flags", "with_flags"]
 
@@ -101,6 +103,9 @@ class Flags:
     allow: Annotated[
         list[str] | None, typer.Option(help="auto prefers these.", metavar="DISTRIBUTION", rich_help_panel=_POLICY)
     ] = None
+    allow_lock: Annotated[
+        str | None, typer.Option(help="auto prefers what this lock has.", metavar="FILE", rich_help_panel=_POLICY)
+    ] = None
     deny: Annotated[
         list[str] | None, typer.Option(help="auto never takes these.", metavar="DISTRIBUTION", rich_help_panel=_POLICY)
     ] = None
@@ -157,11 +162,18 @@ class Flags:
             strict=self.strict,
             layers=self.layers,
             keep_graph=self.keep_graph,
-            allow=frozenset(self.allow or ()),
+            allow=frozenset(self.allow or ()) | self._locked(),
             deny=frozenset(self.deny or ()),
             duplicates=frozenset(self.duplicate or ()),
             bypass=frozenset(self.bypass or ()),
         )
+
+    def _locked(self) -> frozenset[str]:
+        """The distributions of the lock that was named."""
+        if self.allow_lock is None:
+            return frozenset()
+        record = read_record(self.allow_lock, "lock")
+        return locked_distributions(lock_from_json(record, f"lock {self.allow_lock}"))
 
     def engine_facts(self) -> EngineFacts:
         """The engine's facts, from a file or permissive."""
