@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from backstamp.declarations import ANY, Alias, EntryPair, Offer, PageSizes
+from backstamp.declarations import ANY, Alias, EntryPair, Offer, PageSizes, RetiredSetting
 from backstamp.declared import Declared, declared_from_json, declared_to_json
 from backstamp.errors import DeclarationError
 from backstamp.soundness import faults_of
@@ -63,6 +63,14 @@ def test_all_faults_are_reported_together() -> None:
 def test_declaring_nothing_is_a_fault() -> None:
     """A plugin without any row is a mistake, not a plugin."""
     assert "declares nothing" in faults_of(Declared(), frozenset())[0]
+
+
+def test_a_tombstone_maps_to_a_request_that_exists() -> None:
+    """A retired setting that becomes a request nobody reads would be accepted without effect."""
+    grave = RetiredSetting(name="OLD", replacement="NEW", values={"x": "k"}, request="attn_backend")
+    (fault,) = faults_of(Declared(retired_settings=(grave,)), frozenset())
+    assert "attn_backend" in fault
+    assert not faults_of(Declared(retired_settings=(replace(grave, request="draft_attention_backend"),)), frozenset())
 
 
 def test_json_form_is_the_same_declarations() -> None:

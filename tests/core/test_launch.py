@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from backstamp.declarations import BACKEND_REQUESTS
 from backstamp.errors import BadInput
-from backstamp.launch import Requests, make_launch
+from backstamp.launch import FLAGS, Requests, make_launch
+
+
+def test_every_backend_request_is_known_to_declarations() -> None:
+    """A tombstone maps to one of them; a request added here is added there."""
+    assert {name for name in FLAGS if name.endswith("_backend")} == BACKEND_REQUESTS
 
 
 def test_base_request_names_both_halves() -> None:

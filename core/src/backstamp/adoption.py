@@ -111,9 +111,7 @@ def _cache_reasons(slot: Slot, there: HostRow, plan: Plan) -> Iterator[str]:
         yield f"{offer.kernel} needs page size {offer.page_sizes.describe()}, got {plan.page_size}"
     if layout not in offer.layouts:
         yield f"{offer.kernel} needs KV layout {', '.join(offer.layouts)}, got {layout}"
-    reads = (
-        offer.kv_dtypes | set(offer.kv_dtype_names.values()) | ({plan.dtype} if "same" in offer.kv_dtypes else set())
-    )
+    reads = {plan.dtype if name == "same" else name for name in offer.kv_dtypes}
     if plan.kv_dtype not in reads:
         yield f"{offer.kernel} needs KV dtype {', '.join(sorted(offer.kv_dtypes))}, got {plan.kv_dtype}"
 
