@@ -143,13 +143,18 @@ def test_a_row_that_runs_alone_has_the_same_bits_in_any_batch(dtype, softcap):
 
 @pytest.mark.parametrize("softcap", [0.0, 30.0], ids=["sdpa", "explicit"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_prefill_cut_at_the_declared_alignment_has_the_bits_of_an_uncut_one(dtype, softcap):
+@pytest.mark.parametrize("family", ["mha", "mla"])
+def test_prefill_cut_at_the_declared_alignment_has_the_bits_of_an_uncut_one(family, dtype, softcap):
     """SGLang #28063: a deterministic launch truncates prefill at the alignment, and chunks must not change a bit."""
-    (alignment,) = {offer.alignment_tokens for offer in backstamp_offers() if offer.deterministic}
-    layer = replace(SMALL_LAYER, softcap=softcap)
+    (alignment,) = {
+        offer.alignment_tokens for offer in backstamp_offers() if offer.deterministic and offer.device == "cpu"
+    }
+    layer = replace(MLA if family == "mla" else SMALL_LAYER, softcap=softcap)
     tokens = 2 * alignment + 300
-    step = make_batch([tokens], [tokens], layer=layer, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    backend = build("rows-alone", dtype=dtype)
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    form = {"cache_form": "latent"} if family == "mla" else {}
+    step = make_batch([tokens], [tokens], layer=layer, dtype=torch_dtype, **form)
+    backend = build("rows-alone", family=family, dtype=dtype)
     whole = backend.forward(step.q, step.kv, layer, backend.plan(step.batch))
     parts = []
     for start in range(0, tokens, alignment):

@@ -52,7 +52,7 @@ def test_every_row_is_over_torch_and_claims_no_graph(offer):
 def test_torch_native_serves_every_phase_of_both_families_everywhere():
     """The embedded default: any device, any head dim, any page size."""
     for offer in OFFERS:
-        if offer.kernel == "torch_native":
+        if offer.kernel == "torch_native" and not offer.deterministic:
             assert offer.all_phases == frozenset(PHASES)
             assert (offer.device, offer.archs, offer.head_dims) == ("any", ANY, ANY)
             assert all(offer.page_sizes.accepts(size) for size in (1, 3, 16, 100))
@@ -84,3 +84,15 @@ def test_only_rows_that_run_alone_are_declared_deterministic():
     """Grouped rows are padded to each other, so their bits may depend on the batch."""
     for offer in OFFERS:
         assert offer.deterministic == offer.factory.endswith("rows_alone")
+
+
+def test_determinism_is_claimed_for_prefill_only_where_cuts_were_measured():
+    """The CPU for both families, SM90 for MHA; decode and verify, which nobody cuts, everywhere."""
+    cut = {
+        (row.device, row.archs, row.family): row.alignment_tokens
+        for row in OFFERS
+        if row.deterministic and "prefill" in row.phases
+    }
+    assert cut == {("cpu", ANY, "mha"): 512, ("cpu", ANY, "mla"): 512, ("cuda", ("9.0",), "mha"): 512}
+    uncut = [row for row in OFFERS if row.deterministic and row.device == "any"]
+    assert {row.family: row.phases for row in uncut} == dict.fromkeys(("mha", "mla"), frozenset({"decode", "verify"}))
