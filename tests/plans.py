@@ -141,6 +141,7 @@ def samples() -> dict[type[object], tuple[object, object]]:
             bypassed=((), ("companion",))[at],
             features=(features[at],),
             conversions=(conversions[at],),
+            sub_settings=((), (("dsa_prefill_backend", "trtllm"),))[at],
         )
         for at in (0, 1)
     )

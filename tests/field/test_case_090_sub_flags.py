@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from backstamp.construction import RunnerShape, build
 from backstamp.declarations import Alias
 from backstamp.errors import ConflictingRequest
 from backstamp.launch import Requests
-from backstamp.testing.fakes import fake_plugin
+from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 from tests.resolving import kernel
 from tests.scenes import DENSE, MLA, SPARSE, SPARSE_MLA, model_with, plan_with
 
@@ -73,3 +74,15 @@ def test_linear_sub_flags_on_a_model_without_linear_layers_are_an_error() -> Non
     """The same kind in the linear slot."""
     with pytest.raises(ConflictingRequest, match=r"--linear-attn-decode-backend.*linear-attention layers"):
         plan_with([ALL], Requests(linear_attn_decode_backend="triton"))
+
+
+def test_what_was_asked_reaches_the_kernel_and_no_other() -> None:
+    """InferenceX #1011: a sub-flag that nobody reads is a flag that was ignored."""
+    plan = plan_with([ALL], SUB, model=MODEL)
+    asked = {"dsa_decode_backend": "trtllm", "dsa_prefill_backend": "trtllm"}
+    assert dict(plan.sub_settings) == asked
+    built = build(plan, RunnerShape(), catalogue_of(ALL), load=recording_factory)
+    assert built.serving_attention_backend("decode").request.sub_settings == asked
+    other = replace(plan, sub_settings=(("flashmla_x", "y"),))
+    built = build(other, RunnerShape(), catalogue_of(ALL), load=recording_factory)
+    assert built.serving_attention_backend("decode").request.sub_settings == {}

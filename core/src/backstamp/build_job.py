@@ -145,6 +145,9 @@ class BuildJob:
             num_steps=self.plan.num_steps,
             graph=graph,
             settings=wanted,
+            sub_settings={
+                name: key for name, key in self.plan.sub_settings if name.startswith(f"{self.group.kernel}_")
+            },
         )
 
     def _check(self, answer: Built, row: Row, request: BuildRequest) -> None:

@@ -38,6 +38,7 @@ class BuildRequest:
         max_rows, max_tokens, max_pages: upper bounds a step never exceeds.
         max_kv_len: longest row in tokens.
         graph: CUDA-graph level the plan settled on.
+        sub_settings: what an operator asked of this kernel's insides, for example {"dsa_decode_backend": "flashmla"}.
         settings: build-time features to compile in, for example {"softcap": 50.0}; `Built.settings` reports them back.
     """
 
@@ -59,6 +60,7 @@ class BuildRequest:
     num_steps: int = 0
     graph: GraphLevel = "never"
     settings: Mapping[str, float] = field(default_factory=dict)
+    sub_settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Built(NamedTuple):

@@ -60,7 +60,8 @@ class LinearPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What one runner runs, on `host`, a `device` ("cuda", "cpu"). `phases` always holds all five; `layouts` maps
-    "attention" and "linear" to layout ids."""
+    "attention" and "linear" to layout ids; `sub_settings` are what was asked of a kernel's insides, as
+    ("dsa_prefill_backend", "trtllm")."""
 
     host: str
     device: str
@@ -81,6 +82,7 @@ class Plan:
     bypassed: tuple[str, ...] = ()
     features: tuple[FeaturePlan, ...] = ()
     conversions: tuple[Conversion, ...] = ()
+    sub_settings: tuple[tuple[str, str], ...] = ()
 
     def phase(self, phase: Phase) -> PhasePlan:
         """One phase's row."""
@@ -129,6 +131,7 @@ class Plan:
             "bypassed": list(self.bypassed),
             "features": [feature.as_json() for feature in self.features],
             "conversions": [conversion.as_json() for conversion in self.conversions],
+            "sub_settings": dict(self.sub_settings),
             "digest": self.digest,
         }
 

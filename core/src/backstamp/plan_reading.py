@@ -37,7 +37,7 @@ _ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _PLAN: Final = (
     *("schema", "host", "device", "model", "role", "phases", "linear", "page_size", "page_size_source", "dtype"),
     *("kv_cache_dtype", "layouts", "graph", "speculative", "losses", "warnings", "bypassed"),
-    *("features", "conversions", "digest"),
+    *("features", "conversions", "sub_settings", "digest"),
 )
 _PHASE: Final = ("requested", "setting", "kernel", "plugin", "library", "source", "groups", "verdicts")
 _LINEAR: Final[tuple[Phase, ...]] = ("decode", "prefill", "verify")
@@ -76,6 +76,7 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
         bypassed=fields.words("bypassed"),
         features=tuple(_feature(part) for part in fields.parts("features")),
         conversions=tuple(_conversion(part) for part in fields.parts("conversions")),
+        sub_settings=_pairs(fields.part("sub_settings")),
     )
     if fields.word("digest") != plan.digest:
         raise fields.bad(

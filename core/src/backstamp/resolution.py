@@ -100,6 +100,7 @@ def resolve_on(
         bypassed=tuple(sorted(launch.policy.bypass)),
         features=features,
         conversions=conversions_of(decisions),
+        sub_settings=_sub_settings(work),
     )
     _check_strict(facts.launch, plan)
     return plan
@@ -124,6 +125,14 @@ def _check_sparse_parent(facts: Facts) -> None:
                 found=f"layers served by {request.value} ({request.setting})",
                 fix=f"Leave these flags out, or set {request.setting} {SPARSE_KEY} on a sparse model",
             )
+
+
+def _sub_settings(work: PhaseWork) -> tuple[tuple[str, str], ...]:
+    """What was asked of the sparse kernel's insides, where this runner runs it."""
+    keys = work.facts.launch.keys
+    asked = sorted((name, request.value) for name, request in keys.items() if name.startswith("dsa_"))
+    runs = asked and any(group.kernel == SPARSE_KEY for plan in work.plans.values() for group in plan.groups)
+    return tuple(asked) if runs else ()
 
 
 def _check_sub_settings(work: PhaseWork) -> None:
