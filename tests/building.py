@@ -11,9 +11,10 @@ from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
 from backstamp.discovery import Found
 from backstamp.engine import EngineFacts
 from backstamp.host import HostFacts
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import ModelFacts, default_model, model_from_config
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.stamp import is_container, read_stamp, steps_of
 from backstamp.testing.fakes import catalogue_of, recording_factory

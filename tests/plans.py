@@ -10,15 +10,14 @@ from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError
 from backstamp.launch import Requests
 from backstamp.model import ModelFacts, default_model, model_from_config
-from backstamp.plan import (
+from backstamp.plan import LinearPlan, Plan
+from backstamp.plan_rows import (
     Conversion,
     FeaturePlan,
     GroupPlan,
     LibraryRef,
-    LinearPlan,
     Loss,
     PhasePlan,
-    Plan,
     PluginRef,
     Verdict,
     Warn,
@@ -115,8 +114,8 @@ def samples() -> dict[type[object], tuple[object, object]]:
         Conversion("scale", "prefill", "b", "fp16", "bf16"),
     )
     groups = (
-        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator", (("softcap", 50.0),), ()),
-        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto", (), ("companion",)),
+        GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator", True, (("softcap", 50.0),), ()),
+        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto", False, (), ("companion",)),
     )
     phases = tuple(_phases(*parts) for parts in zip(plugins, libraries, groups, verdicts, strict=True))
     linears = tuple(LinearPlan(found["decode"], found["prefill"], found["verify"]) for found in phases)

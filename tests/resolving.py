@@ -8,10 +8,11 @@ from dataclasses import replace
 from backstamp.catalogue import Catalogue
 from backstamp.declarations import Alias, Offer
 from backstamp.engine import EngineFacts
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts, default_model
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin

@@ -11,9 +11,11 @@ from backstamp.declarations import Offer
 from backstamp.discovery import Found
 from backstamp.engine import EngineFacts
 from backstamp.host import HostFacts
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import DraftFacts, LayerFacts, LayerGroup, ModelFacts, default_model
-from backstamp.plan import GroupPlan, Plan
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host

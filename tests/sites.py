@@ -15,9 +15,10 @@ from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.declarations import Role
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.hosts import described_host
 from tests.children import ordinary_environment

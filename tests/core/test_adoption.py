@@ -16,9 +16,10 @@ from backstamp.declarations import Offer, PageSizes
 from backstamp.discovery import Failure
 from backstamp.errors import BadPlan, NotAdopted
 from backstamp.host import HostFacts
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.model import model_from_config
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
+from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from tests.models import config

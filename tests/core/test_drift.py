@@ -14,7 +14,8 @@ from backstamp.engine import EngineFacts
 from backstamp.launch import Requests, make_launch
 from backstamp.lock import Lock, LockedRefusal, LockEntry, LockLaunch, make_lock
 from backstamp.model import ModelFacts, default_model, model_from_config
-from backstamp.plan import Plan, PluginRef, Warn
+from backstamp.plan import Plan
+from backstamp.plan_rows import PluginRef, Warn
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host

@@ -7,8 +7,8 @@ import pytest
 from backstamp.declarations import FamilyDefault
 from backstamp.errors import NotInstalled, Refused
 from backstamp.family_rules import FamilyRule, rules_of
-from backstamp.launch import Policy
 from backstamp.model import DraftFacts
+from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from tests.resolving import kernel
 from tests.scenes import DENSE, model_with, plan_with, texts_of

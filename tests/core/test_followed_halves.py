@@ -15,8 +15,9 @@ from backstamp.declarations import Alias, PageSizes
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, BuiltMismatch, ConflictingRequest, NoKernel, Refused, StrictViolation
 from backstamp.explanation import matrix
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import DraftFacts, default_model, model_from_config
+from backstamp.policy import Policy
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host

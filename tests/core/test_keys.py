@@ -6,8 +6,9 @@ import pytest
 
 from backstamp.declarations import Alias
 from backstamp.errors import AliasConflict, ForeignAlias, NotInstalled, Refused, UnknownKey
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import plan_with, texts_of

@@ -446,9 +446,6 @@ def test_a_key_that_hides_a_kernel_is_noted() -> None:
             RetiredSetting(name="OLD", replacement="x", values={"1": "k"}, request="linear_attn_backend"),
             ("'k'",), id="maps-to-the-other-slot",
         ),
-        pytest.param(
-            RetiredSetting(name="OLD", replacement="x", request="atention_backend"), ("'atention_",), id="to-none"
-        ),
         pytest.param(RetiredSetting(name="--attention-backend", replacement="x"), ("still read",), id="not-retired"),
     ],
 )  # fmt: skip

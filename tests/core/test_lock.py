@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backstamp import __version__
 from backstamp.errors import BadLock, BadPlan, Refused
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.lock import (
     Lock,
     LockedRefusal,
@@ -27,7 +27,9 @@ from backstamp.lock import (
     make_lock,
     refusal_of,
 )
-from backstamp.plan import Plan, PluginRef, Warn
+from backstamp.plan import Plan
+from backstamp.plan_rows import PluginRef, Warn
+from backstamp.policy import Policy
 from tests.plans import resolved
 from tests.resolving import kernel, plan_of
 

@@ -13,10 +13,11 @@ from backstamp.discovery import Failure
 from backstamp.drift import check_lock
 from backstamp.errors import BackstampError, BadInput, BadLock
 from backstamp.host import record_host
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.lock import Lock, LockLaunch, lock_from_json, lock_text
 from backstamp.lock_subjects import GivenWords, config_digest, read_subjects, resolve_lock, subjects_of
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
+from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from tests.models import FOLDER, config
 from tests.resolving import kernel

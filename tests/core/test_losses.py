@@ -5,7 +5,7 @@ from __future__ import annotations
 from backstamp.engine import EngineFacts
 from backstamp.launch import Requests
 from backstamp.measurements import Measurements
-from backstamp.plan import Loss
+from backstamp.plan_rows import Loss
 from tests.resolving import kernel, plan_of
 from tests.scenes import plan_with, texts_of
 

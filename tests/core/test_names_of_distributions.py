@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from backstamp.engine import EngineFacts
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host

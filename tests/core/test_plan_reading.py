@@ -16,8 +16,9 @@ from hypothesis import given, settings
 
 from backstamp.declarations import Offer
 from backstamp.errors import BadPlan
-from backstamp.plan import GroupPlan, LinearPlan, PhasePlan, Plan
+from backstamp.plan import LinearPlan, Plan
 from backstamp.plan_reading import plan_from_json
+from backstamp.plan_rows import GroupPlan, PhasePlan
 from tests.children import ordinary_environment
 from tests.documents import ROOT
 from tests.plans import resolved, samples

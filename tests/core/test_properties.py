@@ -15,9 +15,10 @@ from backstamp.declarations import GRAPH_LEVELS, Alias, FamilyDefault, FeatureDe
 from backstamp.discovery import Found
 from backstamp.engine import EngineFacts
 from backstamp.errors import AliasConflict, BackstampError, Refused
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import ModelFacts, default_model, model_from_config
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host

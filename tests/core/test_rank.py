@@ -6,9 +6,10 @@ import pytest
 
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, NoKernel, StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.measurements import Measurements
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel, plan_of
 from tests.scenes import plan_with, texts_of

@@ -18,9 +18,10 @@ from backstamp.errors import (
     StrictViolation,
     UnknownKey,
 )
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.measurements import Measurements
 from backstamp.model import default_model, model_from_config
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin

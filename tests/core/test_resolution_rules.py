@@ -22,9 +22,10 @@ from backstamp.errors import (
     UnknownKey,
 )
 from backstamp.forward import split_batch
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import LayerGroup, default_model, model_from_config
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.stamp import put_stamp, read_stamp, verify_consumed
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory

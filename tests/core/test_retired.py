@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from backstamp.declarations import RetiredSetting
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
+from backstamp.policy import Policy
 from backstamp.retired import without_retired
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 

@@ -6,7 +6,8 @@ import pytest
 
 from backstamp.declarations import RetiredSetting
 from backstamp.errors import StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import CUDA, SM86, plan_with, texts_of

@@ -10,7 +10,7 @@ import pytest
 
 from backstamp.declared import Declared, declared_to_json
 from backstamp.errors import PluginFailed, StrictViolation
-from backstamp.launch import Policy
+from backstamp.policy import Policy
 from backstamp.testing.dists import cpu_offer, write_plugin
 from tests.sites import along, ask, command, fresh_site
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from backstamp.errors import Refused, StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.stamp import read_stamp
 from tests.resolving import kernel
 from tests.scenes import DENSE, built_with, groups_of, model_with, plan_with, texts_of

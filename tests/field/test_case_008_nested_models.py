@@ -10,8 +10,9 @@ from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.engine import EngineFacts
 from backstamp.errors import BuiltMismatch, ConflictingRequest, StrictViolation, Unstamped
 from backstamp.factories import Built
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.model import UnreadPart
+from backstamp.policy import Policy
 from backstamp.stamp import read_stamp, verify_consumed
 from backstamp.testing.fakes import RecordingBackend, catalogue_of, fake_plugin
 from tests.resolving import kernel

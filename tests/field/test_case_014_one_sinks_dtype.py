@@ -8,7 +8,7 @@ import pytest
 
 from backstamp.errors import NoKernel, Refused
 from backstamp.launch import Requests
-from backstamp.plan import Conversion
+from backstamp.plan_rows import Conversion
 from tests.resolving import kernel
 from tests.scenes import DENSE, model_with, plan_with
 

@@ -8,8 +8,9 @@ import pytest
 
 from backstamp.declarations import FamilyDefault
 from backstamp.errors import NoKernel, Refused, StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.model import DraftFacts
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import DENSE, model_with, plan_with, texts_of

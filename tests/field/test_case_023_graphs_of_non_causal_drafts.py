@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from backstamp.engine import EngineFacts
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from tests.resolving import kernel
 from tests.scenes import DENSE, model_with, plan_with, texts_of
 

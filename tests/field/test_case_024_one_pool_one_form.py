@@ -9,8 +9,9 @@ import pytest
 from backstamp.declarations import Alias
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.model import DraftFacts, default_model, group_layers
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.building import plan_on
 from tests.resolving import kernel

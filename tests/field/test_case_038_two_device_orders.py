@@ -8,9 +8,10 @@ import pytest
 
 from backstamp.engine import EngineFacts
 from backstamp.host import Accelerator, HostFacts, parse_host
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.probes import compare_orders
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin

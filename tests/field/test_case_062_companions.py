@@ -8,8 +8,9 @@ from backstamp.construction import RunnerShape, build
 from backstamp.declarations import Role
 from backstamp.engine import EngineFacts
 from backstamp.errors import Refused
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
+from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory

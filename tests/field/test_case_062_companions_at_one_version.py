@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backstamp.errors import BadInput, Refused
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.stamp import read_stamp, steps_of
 from backstamp.testing.fakes import fake_plugin
 from tests.building import GDN, built_from, host_of, model_of, plan_on

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.stamp import read_stamp
 from backstamp.testing.fakes import fake_plugin
 from tests.building import built_from, host_of, plan_on

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backstamp.errors import Refused
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.building import GDN, host_of, model_of, plan_on
 from tests.resolving import kernel, kernels

@@ -8,8 +8,9 @@ import pytest
 
 from backstamp.declarations import FamilyDefault
 from backstamp.errors import NoKernel, Refused
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.stamp import read_stamp
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel

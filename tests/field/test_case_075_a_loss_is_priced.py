@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from backstamp.engine import EngineFacts
-from backstamp.launch import Policy, Requests
-from backstamp.plan import Loss
+from backstamp.launch import Requests
+from backstamp.plan_rows import Loss
+from backstamp.policy import Policy
 from tests.resolving import kernel
 from tests.scenes import CUDA, DENSE, GATED, GDN, model_with, plan_with
 

@@ -8,7 +8,8 @@ import pytest
 
 from backstamp.declarations import FamilyDefault
 from backstamp.errors import NoKernel, Refused, StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import DENSE, groups_of, model_with, plan_with, texts_of

@@ -10,7 +10,8 @@ from backstamp.declarations import Alias
 from backstamp.engine import EngineFacts
 from backstamp.errors import Refused
 from backstamp.launch import Requests
-from backstamp.plan import PhasePlan, Plan, Verdict
+from backstamp.plan import Plan
+from backstamp.plan_rows import PhasePlan, Verdict
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import DENSE, GATED, model_with, plan_with, texts_of

@@ -6,7 +6,8 @@ import pytest
 
 from backstamp.declarations import ANY
 from backstamp.errors import NoKernel, StrictViolation
-from backstamp.launch import Policy, Requests
+from backstamp.launch import Requests
+from backstamp.policy import Policy
 from tests.resolving import kernel
 from tests.scenes import CUDA, DENSE, MLA, SPARSE, SPARSE_MLA, model_with, plan_with, texts_of
 

@@ -6,8 +6,10 @@ import pytest
 
 from backstamp.declarations import FeatureDefault
 from backstamp.errors import BadInput, ConflictingRequest
-from backstamp.launch import Policy, Requests
-from backstamp.plan import FeaturePlan, Plan
+from backstamp.launch import Requests
+from backstamp.plan import Plan
+from backstamp.plan_rows import FeaturePlan
+from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
 from tests.scenes import CUDA, SM86, plan_with

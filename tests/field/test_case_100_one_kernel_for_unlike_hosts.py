@@ -8,9 +8,10 @@ from backstamp.declarations import Offer
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest, NoKernel, Refused
 from backstamp.job import resolve_job
-from backstamp.launch import Policy, Requests, make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.model import default_model
 from backstamp.plan import Plan
+from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from tests.resolving import kernel

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from backstamp.errors import BackstampError
     from backstamp.factories import BuildRequest, Built
     from backstamp.host import HostFacts, load_host, this_host
-    from backstamp.launch import Launch, Policy, Requests, make_launch
+    from backstamp.launch import Launch, Requests, make_launch
     from backstamp.lock import Lock, lock_from_json, lock_text, locked_distributions, make_lock
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
     from backstamp.plan_reading import plan_from_json
+    from backstamp.policy import Policy
     from backstamp.records import read_record, write_record
     from backstamp.registration import register, unregister
     from backstamp.resolution import resolve, resolve_on
@@ -112,7 +113,7 @@ _HOMES = {
     "ModelFacts": "model",
     "PagedKV": "attention",
     "Plan": "plan",
-    "Policy": "launch",
+    "Policy": "policy",
     "RaggedKV": "attention",
     "Requests": "launch",
     "RunnerShape": "construction",

@@ -18,9 +18,10 @@ from backstamp.declarations import Slot
 from backstamp.errors import BadPlan, NotAdopted
 from backstamp.host import HostFacts
 from backstamp.hostfit import HostRow
-from backstamp.launch import BYPASSABLE
-from backstamp.plan import GroupPlan, PhasePlan, Plan, PluginRef
+from backstamp.plan import Plan
 from backstamp.plan_reading import plan_from_json
+from backstamp.plan_rows import GroupPlan, PhasePlan, PluginRef
+from backstamp.policy import BYPASSABLE
 from backstamp.text import plain
 
 __all__ = ["adopt"]
@@ -60,7 +61,7 @@ def _reasons(plan: Plan, host: HostCatalogue) -> Iterator[tuple[str, str]]:
     """Every (phase, reason) why a plan cannot be built here."""
     slots: list[tuple[Slot, str, PhasePlan]] = [("attention", row.phase, row) for row in plan.phases]
     if plan.linear is not None:
-        rows = (plan.linear.decode, plan.linear.prefill, plan.linear.verify)
+        rows = plan.linear.rows
         slots += [("linear", f"linear {row.phase}", row) for row in rows]
     for slot, phase, row in slots:
         for reason in _torn(row):
@@ -94,7 +95,8 @@ def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, hos
         yield f"{group.kernel} needs {refusal.wanted}, got {refusal.have}"
     if row.phase not in there.phases:
         yield f"{group.kernel} needs a phase it declares, got {row.phase}"
-    yield from _cache_reasons(slot, there, plan)
+    if group.cached or slot == "linear":
+        yield from _cache_reasons(slot, there, plan)
     planned, here = group.library, there.library
     if planned is not None and here is not None and None not in (planned.version, here.version) and planned != here:
         yield f"{group.kernel} needs {planned.distribution} {planned.version}, got {here.distribution} {here.version}"

@@ -19,7 +19,8 @@ from backstamp.draft import DraftSteps
 from backstamp.errors import BackstampError, BuiltMismatch, ContainerWithoutChildren, FactoryFailed
 from backstamp.factories import BuildRequest, Built
 from backstamp.factory_loading import Factory
-from backstamp.plan import GroupPlan, Plan
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
 from backstamp.stamp import Stamp, is_container, put_stamp, steps_of
 from backstamp.text import plain
 

@@ -17,7 +17,7 @@ from backstamp.defaults import Defaults, collect_defaults
 from backstamp.discovery import Discovery, Failure, Found
 from backstamp.errors import DeclarationError
 from backstamp.first_party import FIRST_PARTY
-from backstamp.plan import GroupPlan, PluginRef
+from backstamp.plan_rows import GroupPlan, PluginRef
 from backstamp.soundness import faults_of
 from backstamp.text import qualified
 

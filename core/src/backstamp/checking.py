@@ -20,7 +20,7 @@ from backstamp.discovery import JSON_NAME, Discovery, Failure, Found, discover, 
 from backstamp.errors import BadInput
 from backstamp.host import HostFacts
 from backstamp.lint import Flaw, lint
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
 from backstamp.text import plain
 
 __all__ = ["Checked", "check_installed", "check_modules"]

@@ -74,4 +74,4 @@ def _take_all(work: PhaseWork, phases: Sequence[Phase], tries: list[int]) -> boo
 
 
 def _is_free(work: PhaseWork) -> bool:
-    return any(choice.source.startswith("auto") for _, choice in work.chosen.values())
+    return any(choice.free for _, choice in work.chosen.values())

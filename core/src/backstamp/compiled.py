@@ -21,11 +21,12 @@ __all__ = ["HostCatalogue", "compile_for"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCatalogue:
-    """A catalogue compiled for one host."""
+    """A catalogue compiled for one host; `beside` are the other hosts of a job whose ranks run one plan."""
 
     host: HostFacts
     catalogue: Catalogue
     slots: Mapping[Slot, SlotIndex]
+    beside: tuple[HostFacts, ...] = ()
 
 
 def compile_for(catalogue: Catalogue, host: HostFacts) -> HostCatalogue:

@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from backstamp.declarations import Half, Phase
-from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
+from backstamp.errors import ConflictingRequest, NotInstalled, Refused
 from backstamp.facts import Facts
 from backstamp.launch import SOURCES, Request
 from backstamp.per_layer import choose_per_layer
-from backstamp.plan import Warn
+from backstamp.plan_rows import Warn
 from backstamp.questions import Asked, needs_of
 from backstamp.rank import Fits, in_order, ranked
 from backstamp.refusals import no_kernel
-from backstamp.selection import Choice, Decision, Table, ask, bind_key, table_of
+from backstamp.selection import Choice, Decision, Table, ask, bind_key, bind_request, by_rows, table_of
 
 __all__ = ["check_components", "choose_components", "main_component"]
 
@@ -108,20 +108,20 @@ def _choices(facts: Facts, phase: Phase, table: Table) -> Iterator[Choice]:
     scoped = facts.launch.components.get(component)
     wish = _wish(facts, phase)
     if scoped is not None and _binds(facts, phase, component):
-        yield from _rows(table, _bind(facts, table, scoped, who))
+        yield from by_rows(table, bind_request(facts, table, scoped, who))
         return
     why = "its cache is not that of the main component"
     if wish is not None:
         try:
             # a deprecated key was told for the main component
             wished = bind_key(facts, table, wish.value, who, wish.source)._replace(warnings=())
-            yield from _rows(table, wished)
+            yield from by_rows(table, wished)
         except (Refused, NotInstalled) as refusal:
             why = f"needs {refusal.needed}, got {refusal.found}"
     # a weaker source's own word for this component comes before nobody's
     others = _auto(facts, table, who)
     if scoped is not None:
-        others = _rows(table, _bind(facts, table, scoped, who))
+        others = by_rows(table, bind_request(facts, table, scoped, who))
     for choice in others:
         if wish is None:
             yield choice
@@ -134,18 +134,6 @@ def _binds(facts: Facts, phase: Phase, component: str) -> bool:
     """Whether a request is scoped to a component, by a source no weaker than the one whose wish holds for all."""
     scoped, wish = facts.launch.components.get(component), _wish(facts, phase)
     return scoped is not None and (wish is None or SOURCES.index(scoped.source) <= SOURCES.index(wish.source))
-
-
-def _bind(facts: Facts, table: Table, scoped: Request, who: str) -> Choice:
-    try:
-        return bind_key(facts, table, scoped.value, who, scoped.source)
-    except BackstampError as refusal:
-        raise refusal.of(scoped.setting) from refusal.__cause__
-
-
-def _rows(table: Table, choice: Choice) -> Iterator[Choice]:
-    """A choice by each row of its kernel that serves."""
-    return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
 
 
 def _wish(facts: Facts, phase: Phase) -> Request | None:

@@ -20,7 +20,8 @@ from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
 from backstamp.factory_loading import Factory, load_factory
 from backstamp.forward import phase_of
-from backstamp.plan import GroupPlan, Plan
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
 from backstamp.stamp import verify_consumed
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from backstamp.declarations import Half, Phase
 from backstamp.errors import Unresolved
-from backstamp.plan import PhasePlan, Plan
+from backstamp.plan import Plan
+from backstamp.plan_rows import PhasePlan
 
 __all__ = ["Decision", "any_phase_runs", "both_halves_run", "half_kernel", "half_runs", "pair"]
 

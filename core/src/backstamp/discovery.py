@@ -22,7 +22,7 @@ from backstamp.declared import JSON_NAME, Declared, carried_text, declared_from_
 from backstamp.installed import GROUP, Entry, Installed, entries_of, list_installed
 from backstamp.loading import import_plugin
 from backstamp.ownership import Owners
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
 from backstamp.text import canonical, plain
 
 if TYPE_CHECKING:

@@ -28,10 +28,20 @@ def check_draft(facts: Facts) -> None:
     Source: SGLang #21272, where accept length was 1.0 and nothing said why.
 
     Raises:
-        ConflictingRequest: the draft needs auxiliary hidden states the named algorithm does not supply.
+        ConflictingRequest: a draft with convolutions of its own and several steps; or one that needs auxiliary hidden
+        states the named algorithm does not supply.
     """
     draft, launch = facts.model.draft, facts.launch
-    if draft is None or facts.role != "draft" or "speculative_algorithm" not in launch.sources:
+    if draft is None or facts.role != "draft":
+        return
+    if draft.conv_sidecar and launch.speculative_num_steps > 1:
+        raise ConflictingRequest(
+            f"draft {facts.model.architecture or facts.model.name}, which has short convolutions of its own",
+            needed="a single draft step, because each step would have to keep a state of its own",
+            found=f"{launch.speculative_num_steps} steps",
+            fix="Draft with multi-layer EAGLE, or set --speculative-num-steps 1",
+        )
+    if "speculative_algorithm" not in launch.sources:
         return
     algorithm = (launch.speculative_algorithm or "").upper()
     supplied = _SUPPLIES.get(algorithm)
@@ -44,7 +54,7 @@ def check_draft(facts: Facts) -> None:
         )
 
 
-def check_shared_cache(facts: Facts, page_size: int, layout: str, rows: Sequence[HostRow]) -> None:
+def check_shared_cache(facts: Facts, kv_dtype: str, page_size: int, layout: str, rows: Sequence[HostRow]) -> None:
     """A draft that reads its target's KV cache must read it as the target lays it out.
 
     Raises:
@@ -53,7 +63,7 @@ def check_shared_cache(facts: Facts, page_size: int, layout: str, rows: Sequence
     target, draft = facts.target, facts.model.draft
     if target is None or draft is None or not draft.shares_kv:
         return
-    ours = f"{facts.kv_dtype} {layout} pages of {page_size}"
+    ours = f"{kv_dtype} {layout} pages of {page_size}"
     theirs = f"{target.kv_dtype} {dict(target.layouts)['attention']} pages of {target.page_size}"
     if ours != theirs:
         kernels = ", ".join(dict.fromkeys(phase.kernel for phase in target.running if phase.kernel is not None))

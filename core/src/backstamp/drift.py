@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from backstamp.lock import Lock, LockEntry, lock_to_json
-from backstamp.plan import LibraryRef, PhasePlan, Plan, PluginRef
+from backstamp.plan import Plan
+from backstamp.plan_rows import LibraryRef, PhasePlan, PluginRef
 
 __all__ = ["Drift", "check_lock"]
 
@@ -112,7 +113,7 @@ def _rows(plan: Plan | None) -> dict[str, PhasePlan]:
         return {}
     rows: dict[str, PhasePlan] = {row.phase: row for row in plan.phases}
     if plan.linear is not None:
-        rows |= {f"linear {row.phase}": row for row in (plan.linear.decode, plan.linear.prefill, plan.linear.verify)}
+        rows |= {f"linear {row.phase}": row for row in plan.linear.rows}
     return rows
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from backstamp.plan import Verdict
+    from backstamp.plan_rows import Verdict
 
 __all__ = [
     "AliasConflict",

@@ -16,7 +16,7 @@ from backstamp.declarations import Phase
 from backstamp.engine import EngineFacts
 from backstamp.hostfit import HostRow
 from backstamp.index import SlotIndex, bits_of
-from backstamp.plan import Verdict
+from backstamp.plan_rows import Verdict
 from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
 from backstamp.row_masks import aligned, any_of, installed, kv_mask, sinks_mask
 

@@ -19,9 +19,9 @@ from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError, UnknownKey
 from backstamp.facts import gather
 from backstamp.host import HostFacts
-from backstamp.launch import Launch
+from backstamp.launch import Launch, flag_of
 from backstamp.model import ModelFacts
-from backstamp.plan import Verdict
+from backstamp.plan_rows import Verdict
 from backstamp.questions import needs_of, questions_for
 from backstamp.selection import ask, bind_key, table_of
 
@@ -78,7 +78,7 @@ def explain_key(
     common = ask(facts, "attention", asked)
     answers: list[PhaseAnswer] = []
     for phase in PHASES:
-        setting = "--draft-attention-backend" if phase.startswith("draft") else f"--{phase}-attention-backend"
+        setting = flag_of(phase, "draft" if phase.startswith("draft") else "target")
         table = table_of("attention", asked, common, needs_of(phase, "attention", facts, asked[0].question.cached))
         try:
             choice = bind_key(facts, table, key, f"{phase.replace('_', ' ')} attention backend", "operator")

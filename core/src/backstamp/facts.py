@@ -18,7 +18,8 @@ from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
-from backstamp.plan import Plan, Warn
+from backstamp.plan import Plan
+from backstamp.plan_rows import Warn
 from backstamp.retired import without_retired
 
 __all__ = ["Facts", "gather"]

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backstamp.defaults import FamilyKey
 from backstamp.first_party import is_trusted
-from backstamp.plan import Warn
+from backstamp.plan_rows import Warn
 
 if TYPE_CHECKING:
     from backstamp.catalogue import Catalogue
     from backstamp.declarations import Role
-    from backstamp.launch import Policy
     from backstamp.model import ModelFacts
     from backstamp.plan import Plan
+    from backstamp.policy import Policy
 
 __all__ = ["NO_RULE", "FamilyRule", "rules_of"]
 

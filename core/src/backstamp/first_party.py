@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from backstamp.text import canonical
 
 if TYPE_CHECKING:
-    from backstamp.launch import Policy
+    from backstamp.policy import Policy
 
 __all__ = ["FIRST_PARTY", "FIRST_PARTY_DISTRIBUTIONS", "is_trusted"]
 

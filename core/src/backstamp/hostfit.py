@@ -17,7 +17,7 @@ from backstamp.catalogue import Row
 from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
 from backstamp.host import HostFacts
 from backstamp.installation import INSTALL_DEPTH, INSTALLATION, Installed, Refusal, installation_of, library_name
-from backstamp.plan import LibraryRef, PluginRef
+from backstamp.plan_rows import LibraryRef, PluginRef
 
 __all__ = [
     "INSTALLATION",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from backstamp.declarations import PHASES, PageSizes
 from backstamp.hostfit import HostRow
-from backstamp.plan import Verdict
+from backstamp.plan_rows import Verdict
 
 __all__ = ["SlotIndex", "bits_of", "index_rows"]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from backstamp.declarations import Offer
-from backstamp.plan import LibraryRef
+from backstamp.plan_rows import LibraryRef
 
 __all__ = ["INSTALLATION", "INSTALL_DEPTH", "Installed", "Refusal", "installation_of", "library_name"]
 

@@ -25,7 +25,8 @@ from backstamp.installation import INSTALL_DEPTH, Refusal
 from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts
-from backstamp.plan import Plan, Warn
+from backstamp.plan import Plan
+from backstamp.plan_rows import Warn
 from backstamp.resolution import resolve_on
 
 __all__ = ["resolve_job"]
@@ -63,7 +64,8 @@ def _joint(compiled: Sequence[HostCatalogue]) -> HostCatalogue:
     first = compiled[0]
     slots: tuple[Slot, ...] = ("attention", "linear")
     joined = {slot: [_joint_row(compiled, slot, at) for at in range(len(first.slots[slot].rows))] for slot in slots}
-    return replace(first, slots={slot: index_rows(rows) for slot, rows in joined.items()})
+    beside = tuple(host.host for host in compiled[1:])
+    return replace(first, slots={slot: index_rows(rows) for slot, rows in joined.items()}, beside=beside)
 
 
 def _joint_row(compiled: Sequence[HostCatalogue], slot: Slot, at: int) -> HostRow:

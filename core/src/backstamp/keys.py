@@ -14,8 +14,8 @@ from backstamp.catalogue import AliasRow, Catalogue
 from backstamp.declarations import Slot
 from backstamp.facts import Facts
 from backstamp.first_party import is_trusted
-from backstamp.launch import Policy
-from backstamp.plan import Verdict, Warn
+from backstamp.plan_rows import Verdict, Warn
+from backstamp.policy import Policy
 from backstamp.refusals import conflicting_key, failed_key, foreign_alias, refused_key, unknown_key
 from backstamp.text import canonical, qualified
 

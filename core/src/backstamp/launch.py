@@ -15,15 +15,22 @@ from typing import Final, Literal
 
 from backstamp.declarations import Half, Phase, Role
 from backstamp.errors import BadInput
-from backstamp.text import canonical, qualified
+from backstamp.policy import Policy
 
-__all__ = ["BYPASSABLE", "FLAGS", "SOURCES", "Launch", "Policy", "Request", "Requests", "Source", "make_launch"]
+__all__ = [
+    "FLAGS",
+    "SOURCES",
+    "Launch",
+    "Request",
+    "Requests",
+    "Source",
+    "flag_of",
+    "make_launch",
+]
 
 Source = Literal["operator", "embedder", "family"]
 #: Who may ask, strongest first.
 SOURCES: Final[tuple[Source, ...]] = ("operator", "embedder", "family")
-#: Checks of an installation that an operator may switch off; the machine's and the model's may not be.
-BYPASSABLE: Final = frozenset({"companion", "library_version", "library_unknown"})
 #: Draft steps where speculation is on and nobody said how many: SGLang 0.5.23 starts DeepSeek's MTP with 3.
 _DEFAULT_STEPS: Final = 3
 
@@ -104,47 +111,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How strictly a launch is read.
-
-    Attributes:
-        strict: every warning about a lost, changed or failed choice is an error.
-        layers: "uniform" one kernel for all layers of a component, "per_layer" the best for each, "auto" uniform
-            where one kernel can and per layer where none can.
-        allow, deny: distributions that may, or may not, be chosen by `auto`; an empty `allow` allows all. A lock's
-            distributions are an `allow` list.
-        duplicates: `distribution:name` for each name two distributions claim: that one's is meant.
-        bypass: check codes the operator switched off, recorded on the stamp ("companion", "library_version").
-        keep_graph: `auto` ranks kernels that keep the engine's CUDA-graph level above those that lose it.
-        per_rank: ranks on unlike hosts may run unlike kernels; without it one kernel must serve them all.
-    """
-
-    strict: bool = False
-    layers: Literal["auto", "uniform", "per_layer"] = "auto"
-    duplicates: frozenset[str] = frozenset()
-    keep_graph: bool = False
-    per_rank: bool = False
-    allow: frozenset[str] = frozenset()
-    deny: frozenset[str] = frozenset()
-    bypass: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        unknown = sorted(self.bypass - BYPASSABLE)
-        if unknown:
-            raise BadInput("--bypass", needed=f"codes among {', '.join(sorted(BYPASSABLE))}", found=", ".join(unknown))
-        for name in sorted(self.duplicates):
-            if not all(name.partition(":")):
-                raise BadInput("--duplicate", needed="distribution:name", found=repr(name))
-        # a frozen class has no other way to keep what it was given in one spelling
-        for of, names in (("allow", self.allow), ("deny", self.deny)):
-            object.__setattr__(self, of, frozenset(map(canonical, names)))
-        object.__setattr__(self, "duplicates", frozenset(map(qualified, self.duplicates)))
-        if self.allow & self.deny:
-            both = ", ".join(sorted(self.allow & self.deny))
-            raise BadInput("--allow and --deny", needed="a distribution in one of them", found=f"{both} in both")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Everything asked for, merged; made by `make_launch`. Phases and halves are read through its methods.
 
@@ -210,6 +176,11 @@ class Launch:
     def sub_settings(self, prefix: str) -> tuple[Request, ...]:
         """Requests whose field starts with `prefix`, for example "dsa_"; they need a parent in force."""
         return tuple(request for name, request in sorted(self.keys.items()) if name.startswith(prefix))
+
+
+def flag_of(phase: Phase, role: Role) -> str:
+    """The flag that sets one phase of a runner."""
+    return "--draft-attention-backend" if role == "draft" else f"--{phase}-attention-backend"
 
 
 def make_launch(

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from backstamp.declarations import Phase
-from backstamp.errors import BackstampError, ConflictingRequest
+from backstamp.errors import ConflictingRequest
 from backstamp.facts import Facts
 from backstamp.linear import verify_follows
-from backstamp.plan import LinearPlan, PhasePlan, Verdict
+from backstamp.plan import LinearPlan
+from backstamp.plan_rows import PhasePlan, Verdict, not_run
 from backstamp.questions import needs_of, questions_for
 from backstamp.rank import ranked
-from backstamp.selection import Choice, Decision, Part, Table, ask, bind_key, phase_plan, table_of
+from backstamp.selection import Choice, Decision, Part, Table, ask, bind_request, by_rows, phase_plan, table_of
 
 __all__ = ["LinearSlot", "resolve_linear"]
 
@@ -60,7 +61,7 @@ def resolve_linear(facts: Facts, failed: tuple[Verdict, ...] = ()) -> LinearSlot
 def _plan(facts: Facts, table: Table, choice: Choice | None, failed: tuple[Verdict, ...]) -> PhasePlan:
     flag = f"--linear-attn-{table.phase}-backend"
     if choice is None:
-        return PhasePlan(table.phase, None, flag, None, None, None, "not run", (), ())
+        return not_run(table.phase, flag)
     return phase_plan(table, choice, facts.launch.linear(table.phase), flag, failed=failed)
 
 
@@ -85,11 +86,7 @@ def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Itera
     who = f"linear {table.phase} backend"
     request = facts.launch.linear(table.phase)
     if request is not None:
-        try:
-            choice = bind_key(facts, table, request.value, who, request.source)
-        except BackstampError as refusal:
-            raise refusal.of(request.setting) from refusal.__cause__
-        yield from (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+        yield from by_rows(table, bind_request(facts, table, request, who))
         return
     if table.phase == "verify":
         if not facts.launch.speculative and not table.has_accepted():
@@ -97,7 +94,7 @@ def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Itera
             return
         follow = verify_follows(taken["decode"].kernel)
         if follow in table.accepted():
-            yield from (Choice(follow, parts, "default", (), ()) for parts in table.all_parts(follow))
+            yield from (Choice(follow, parts, "follows", "default") for parts in table.all_parts(follow))
     yield from ranked(facts, table, f"{who} (auto)")
 
 

@@ -64,10 +64,6 @@ def cycles(catalogue: Catalogue) -> tuple[tuple[Slot, tuple[str, ...]], ...]:
 
 def retired_flaws(setting: RetiredSetting, catalogue: Catalogue) -> Iterator[Said]:
     """Values that map to no key, and a tombstone of a setting that is alive."""
-    if setting.request not in FLAGS:
-        match = near(setting.request, list(FLAGS))
-        fix = f"Did you mean {match!r}?" if match is not None else "Name a field of Requests"
-        yield Said("fault", f"becomes the request {setting.request!r}, which nobody can make", fix)
     if setting.name in FLAGS.values():
         yield Said("fault", "is a flag that is still read", "Drop the tombstone")
     slot: Slot = "linear" if setting.request.startswith("linear_") else "attention"

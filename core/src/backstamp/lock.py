@@ -20,9 +20,11 @@ from backstamp import __version__
 from backstamp.declarations import Role
 from backstamp.errors import BackstampError, BadLock
 from backstamp.json_fields import JsonFields
-from backstamp.launch import Policy, Requests
-from backstamp.plan import Plan, PluginRef
+from backstamp.launch import Requests
+from backstamp.plan import Plan
 from backstamp.plan_reading import plan_from_json
+from backstamp.plan_rows import PluginRef
+from backstamp.policy import Policy
 
 __all__ = [
     "LOCK_SCHEMA",
@@ -201,7 +203,7 @@ def _plugins_of(entry: LockEntry) -> list[tuple[str, str]]:
     if entry.plan is None:
         return []
     linear = entry.plan.linear
-    rows = [*entry.plan.phases, *((linear.decode, linear.prefill, linear.verify) if linear is not None else ())]
+    rows = [*entry.plan.phases, *(linear.rows if linear is not None else ())]
     return _versions(group.plugin for row in rows for group in row.groups)
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from backstamp.declarations import GRAPH_LEVELS, Phase
 from backstamp.facts import Facts
 from backstamp.graphs import level_of, lowered_under
-from backstamp.plan import Loss, Warn
+from backstamp.plan_rows import Loss, Warn
 from backstamp.selection import Choice, Decision, Part, Table
 
 __all__ = ["GRAPHED", "graphs_off", "losses_of"]

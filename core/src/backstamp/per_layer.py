@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
-from backstamp.plan import Verdict, Warn
+from backstamp.plan_rows import Verdict, Warn
 from backstamp.questions import Asked, questions_for
 from backstamp.rank import Fits, first_fit
 from backstamp.refusals import no_kernel
-from backstamp.selection import Choice, Part, Table, ask, table_of
-from backstamp.settle import agree
+from backstamp.selection import Choice, Kind, Part, Table, ask, table_of
+from backstamp.settle import share_a_cache
 
 __all__ = ["choose_per_layer"]
 
@@ -40,14 +40,14 @@ def choose_per_layer(
     def joins(more: tuple[Part, ...]) -> bool:
         if not cached:
             return True
-        rows = [part.row for part in (*parts, *more)]
-        return agree(rows, facts.engine) and (fits is None or fits(more))
+        return share_a_cache([*parts, *more], facts.engine) and (fits is None or fits(more))
 
     warnings: list[Warn] = []
     verdicts: dict[str, Verdict] = {}
     asked: list[Asked] = []
     answers: list[Answer] = []
     kernels: list[tuple[bool, str]] = []
+    kind: Kind = "auto"
     source = ""
     for group in [group for item in table.asked for group in item.groups]:
         of_group = questions_for(table.slot, facts, (group,))
@@ -60,7 +60,7 @@ def choose_per_layer(
         asked += own.asked
         answers += own.answers
         kernels.append((group.facts.window_left >= 0, choice.kernel))
-        source = choice.source
+        kind, source = choice.kind, choice.source
         for name, verdict in own.verdicts.items():
             if verdict.accepted or name not in verdicts:
                 verdicts[name] = verdict
@@ -72,7 +72,7 @@ def choose_per_layer(
         warnings.append(Warn("per_layer", f"{who}: unlike layers run {', '.join(_counted(parts))}"))
         source = f"{source} (per_layer)"
     joined = Table(table.phase, table.slot, table.needs, tuple(asked), tuple(answers), verdicts)
-    return joined, Choice(kernel, tuple(parts), source, tuple(dict.fromkeys(warnings)), ())
+    return joined, Choice(kernel, tuple(parts), kind, source, tuple(dict.fromkeys(warnings)))
 
 
 def _counted(parts: list[Part]) -> list[str]:

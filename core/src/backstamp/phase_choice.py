@@ -20,14 +20,25 @@ from backstamp.declarations import PHASES, Half, Phase
 from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
-from backstamp.launch import Request
+from backstamp.launch import Request, flag_of
 from backstamp.per_layer import choose_per_layer
-from backstamp.plan import PhasePlan, Verdict, Warn
+from backstamp.plan_rows import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
 from backstamp.rank import Fits, in_order, ranked
 from backstamp.refusals import refused_key
-from backstamp.selection import Choice, Decision, Part, Table, ask, bind_key, phase_plan, table_of
-from backstamp.settle import agree
+from backstamp.selection import (
+    Choice,
+    Decision,
+    Part,
+    Table,
+    ask,
+    bind_key,
+    bind_request,
+    by_rows,
+    phase_plan,
+    table_of,
+)
+from backstamp.settle import share_a_cache
 
 __all__ = ["HYBRID_KEY", "SPARSE_KEY", "Option", "PhaseWork"]
 
@@ -115,7 +126,7 @@ class PhaseWork:
             for decision in self.components[phase]:
                 parts, warnings = parts + decision.choice.parts, warnings + decision.choice.warnings
         self.warned[phase] = warnings
-        flag = "--draft-attention-backend" if self.facts.role == "draft" else f"--{phase}-attention-backend"
+        flag = flag_of(phase, self.facts.role)
         self.plans[phase] = phase_plan(table, choice, request, flag, parts, self.failed)
 
     def drop(self, phase: Phase) -> None:
@@ -125,9 +136,7 @@ class PhaseWork:
 
     def fits(self, option: Option) -> bool:
         """Whether an option can share a cache with everything taken so far."""
-        # phases mostly share their rows, and a row agrees with itself
-        rows = {id(part.row): part.row for part in (*self.parts(), *option.choice.parts)}
-        return agree(list(rows.values()), self.facts.engine)
+        return share_a_cache([*self.parts(), *option.choice.parts], self.facts.engine)
 
     def options(self, phase: Phase) -> Iterator[Option]:
         """Every way to serve a phase, best first, whether or not it fits what is taken.
@@ -162,20 +171,19 @@ class PhaseWork:
         """What was asked for, by each of its rows that serve; a refusal names what the launch asks for beside it."""
         try:
             if self._is_per_layer():
-                choices = partial(self._rows, key=request.value, who=who, source=request.source)
+                choices = partial(self._asked, request=request, who=who)
                 yield Option(request, *choose_per_layer(self.facts, table, choices, self._fits(), binding=True))
                 return
-            options = self._rows(table, request.value, who, request.source)
+            options = self._asked(table, request, who)
         except BackstampError as refusal:
             halves = {half: self.facts.launch.half(half) for half in ("prefill", "decode")}
             beside = [f"{half} asks for {at.value}" for half, at in halves.items() if at is not None and at != request]
-            raise refusal.of(request.setting, beside) from refusal.__cause__
+            raise refusal.of("", beside) from refusal.__cause__
         yield from (Option(request, table, choice) for choice in options)
 
-    def _rows(self, table: Table, key: str, who: str, source: str) -> Iterator[Choice]:
-        """The choices a key comes to: one kernel, by each of its rows that serve."""
-        choice = bind_key(self.facts, table, key, who, source)
-        return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+    def _asked(self, table: Table, request: Request, who: str) -> Iterator[Choice]:
+        """The choices a request comes to: one kernel, by each of its rows that serve."""
+        return by_rows(table, bind_request(self.facts, table, request, who))
 
     def _verify_follows(self, table: Table, who: str) -> Iterator[Option]:
         """An explicit mode binds to its half; unset is prefill, and decode where prefill's rows refuse verify."""
@@ -206,7 +214,7 @@ class PhaseWork:
                 raise refused_key(self.facts.host, of_part, part.row.name, who, (of_part.verdicts[part.row.name],))
             found.append(ways)
         joined = (tuple(part for way in ways for part in way) for ways in itertools.product(*found))
-        return (Choice(chosen.kernel, parts, source, (), ()) for parts in joined)
+        return (Choice(chosen.kernel, parts, "follows", source) for parts in joined)
 
     def _inherit(self, phase: Phase, table: Table, who: str) -> Iterator[Option]:
         """An unset draft prefers what its target's half asked for or resolved to."""
@@ -218,8 +226,8 @@ class PhaseWork:
             return
         why = "its cache is not that of the draft's other phases"
         try:
-            choices = self._rows(table, key, f"{who} (inherited)", "inherited")
-            yield from (Option(request, table, choice) for choice in choices)
+            choice = bind_key(self.facts, table, key, f"{who} (inherited)", "inherited", "inherited")
+            yield from (Option(request, table, way) for way in by_rows(table, choice))
         except (Refused, NotInstalled) as refusal:
             why = f"needs {refusal.needed}, got {refusal.found}"
         for _, of, choice in self._auto(table, who):
@@ -262,11 +270,11 @@ class PhaseWork:
 
     def _fits(self) -> Fits | None:
         """Whether parts can share a cache with everything chosen so far; None while nothing is."""
-        so_far = [part.row for part in self.parts()]
+        so_far = self.parts()
         if not so_far:
             return None
         engine = self.facts.engine
-        return lambda parts: agree([*so_far, *(part.row for part in parts)], engine)
+        return lambda parts: share_a_cache([*so_far, *parts], engine)
 
     def _unlike(self) -> int:
         return sum(len(asked.groups) for asked in self.main)

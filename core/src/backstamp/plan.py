@@ -9,37 +9,13 @@ paths, and building one imports no plugin.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 
 from backstamp.declarations import GraphLevel, Phase, Role
-from backstamp.plan_rows import (
-    Conversion,
-    FeaturePlan,
-    GroupPlan,
-    LibraryRef,
-    Loss,
-    PhasePlan,
-    PluginRef,
-    Verdict,
-    Warn,
-)
+from backstamp.plan_rows import Conversion, FeaturePlan, Loss, PhasePlan, Warn
 
-__all__ = [
-    "SCHEMA",
-    "Conversion",
-    "FeaturePlan",
-    "GroupPlan",
-    "LibraryRef",
-    "LinearPlan",
-    "Loss",
-    "PhasePlan",
-    "Plan",
-    "PluginRef",
-    "Verdict",
-    "Warn",
-]
+__all__ = ["SCHEMA", "LinearPlan", "Plan"]
 
 SCHEMA = 1
 
@@ -51,6 +27,11 @@ class LinearPlan:
     decode: PhasePlan
     prefill: PhasePlan
     verify: PhasePlan
+
+    @property
+    def rows(self) -> tuple[PhasePlan, PhasePlan, PhasePlan]:
+        """The three rows: decode, prefill, verify."""
+        return self.decode, self.prefill, self.verify
 
     def as_json(self) -> dict[str, object]:
         """The slot for tools."""
@@ -99,6 +80,9 @@ class Plan:
     @property
     def digest(self) -> str:
         """sha256 over the canonical JSON of what runs: equal digests mean equal kernels, versions and layouts."""
+        # a plan whose digest nobody reads is spared the import
+        import hashlib
+
         decided = {
             "role": self.role,
             "phases": {row.phase: [group.decided() for group in row.groups] for row in self.phases},
@@ -139,5 +123,5 @@ class Plan:
 def _decided_linear(linear: LinearPlan | None) -> object:
     if linear is None:
         return None
-    rows = (linear.decode, linear.prefill, linear.verify)
+    rows = linear.rows
     return {row.phase: [group.decided() for group in row.groups] for row in rows}

@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from backstamp.choosing import choose_phases
 from backstamp.compiled import HostCatalogue
 from backstamp.declarations import PHASES, Phase, Role
 from backstamp.engine import EngineFacts
 from backstamp.facts import gather
-from backstamp.launch import Launch
+from backstamp.launch import Launch, flag_of
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import PhaseWork
-from backstamp.plan import Plan, Verdict
-from backstamp.resolution import resolve_on
+from backstamp.plan_rows import Verdict
+from backstamp.resolution import decide
 from backstamp.selection import Table
 
 __all__ = ["PhaseStory", "explain_plan"]
@@ -76,17 +75,17 @@ def explain_plan(
     Raises:
         BackstampError: as the resolver: an error explains itself.
     """
-    plan = resolve_on(host, launch, engine, model, measurements)
-    works: dict[Role, PhaseWork] = {"target": choose_phases(gather(host, launch, engine, model, measurements))}
+    plan, work = decide(gather(host, launch, engine, model, measurements))
+    works: dict[Role, PhaseWork] = {"target": work}
     if launch.speculative:
         drafted = draft if draft is not None else model
-        works["draft"] = choose_phases(gather(host, launch, engine, drafted, measurements, "draft", plan))
-    return tuple(_story(phase, works, plan) for phase in PHASES)
+        _, works["draft"] = decide(gather(host, launch, engine, drafted, measurements, "draft", plan))
+    return tuple(_story(phase, works) for phase in PHASES)
 
 
-def _story(phase: Phase, works: Mapping[Role, PhaseWork], plan: Plan) -> PhaseStory:
+def _story(phase: Phase, works: Mapping[Role, PhaseWork]) -> PhaseStory:
     role: Role = "draft" if phase in _DRAFT_PHASES else "target"
-    flag = "--draft-attention-backend" if role == "draft" else f"--{phase}-attention-backend"
+    flag = flag_of(phase, role)
     if role not in works or phase not in works[role].plans:
         speculative = "draft" in works
         reason = "not run: the draft takes a single step" if speculative else "not run: nothing drafts"

@@ -2,7 +2,7 @@
 
 In: parsed JSON, from a file, another rank or a parent process. Out: a `Plan` that equals the one that was written and
 whose digest is that of its content. It imports nothing a plan names and never fills in what is missing; whether the
-plan can run here is `backstamp.agreement.adopt`'s question.
+plan can run here is `backstamp.adoption.adopt`'s question.
 
 One reader a type, its fields in the order of the type.
 
@@ -16,16 +16,14 @@ from typing import Final, get_args
 from backstamp.declarations import GRAPH_LEVELS, PHASES, Phase, Role
 from backstamp.errors import BadPlan
 from backstamp.json_fields import JsonFields
-from backstamp.plan import (
-    SCHEMA,
+from backstamp.plan import SCHEMA, LinearPlan, Plan
+from backstamp.plan_rows import (
     Conversion,
     FeaturePlan,
     GroupPlan,
     LibraryRef,
-    LinearPlan,
     Loss,
     PhasePlan,
-    Plan,
     PluginRef,
     Verdict,
     Warn,
@@ -121,6 +119,7 @@ def _group(fields: JsonFields) -> GroupPlan:
         library=_library_or_none(fields),
         row=fields.whole("row"),
         source=fields.word("source"),
+        cached=fields.flag("cached"),
         settings=tuple((name, settings.number(name)) for name in settings.names()),
         skipped=fields.words("skipped"),
     )

@@ -22,6 +22,7 @@ __all__ = [
     "PluginRef",
     "Verdict",
     "Warn",
+    "not_run",
 ]
 
 
@@ -138,8 +139,9 @@ class Conversion(NamedTuple):
 class GroupPlan(NamedTuple):
     """The kernel of one group of like layers in one phase.
 
-    `row` is the accepted one of its declared rows, `source` who decided; `settings` are features to compile in,
-    `skipped` the checks this row passes only because the operator bypassed them.
+    `row` is the accepted one of its declared rows, `source` who decided; `cached` is False for layers without a KV
+    cache, an encoder's for instance; `settings` are features to compile in, `skipped` the checks this row passes only
+    because the operator bypassed them.
     """
 
     component: str
@@ -150,6 +152,7 @@ class GroupPlan(NamedTuple):
     library: LibraryRef | None
     row: int
     source: str
+    cached: bool = True
     settings: tuple[tuple[str, float], ...] = ()
     skipped: tuple[str, ...] = ()
 
@@ -164,13 +167,14 @@ class GroupPlan(NamedTuple):
             "library": self.library.as_json() if self.library else None,
             "row": self.row,
             "source": self.source,
+            "cached": self.cached,
             "settings": dict(self.settings),
             "skipped": list(self.skipped),
         }
 
     def decided(self) -> dict[str, object]:
         """What the digest covers: all but how it was found (the row's position, who decided, what was skipped)."""
-        aside = ("row", "source", "settings", "skipped")
+        aside = ("row", "source", "cached", "settings", "skipped")
         return {name: value for name, value in self.as_json().items() if name not in aside}
 
 
@@ -202,3 +206,18 @@ class PhasePlan(NamedTuple):
             "groups": [group.as_json() for group in self.groups],
             "verdicts": [verdict.as_json() for verdict in self.verdicts],
         }
+
+
+def not_run(phase: Phase, setting: str = "") -> PhasePlan:
+    """The row of a phase this runner never runs; `setting` is the flag that would set it, if one would."""
+    return PhasePlan(
+        phase=phase,
+        requested=None,
+        setting=setting,
+        kernel=None,
+        plugin=None,
+        library=None,
+        source="not run",
+        groups=(),
+        verdicts=(),
+    )

@@ -17,7 +17,7 @@ from backstamp.facts import Facts
 from backstamp.linear_slot import LinearSlot
 from backstamp.losses import graphs_off
 from backstamp.phase_choice import PhaseWork
-from backstamp.plan import Warn
+from backstamp.plan_rows import Warn
 from backstamp.questions import slot_of
 from backstamp.selection import Decision
 from backstamp.text import plain, qualified
@@ -57,7 +57,7 @@ def warnings_of(work: PhaseWork, linear: LinearSlot, decisions: Sequence[Decisio
 
 def _about_plugins(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn]:
     catalogue = facts.host.catalogue
-    if catalogue.failures and any("auto" in decision.choice.source for decision in decisions):
+    if catalogue.failures and any(decision.choice.free for decision in decisions):
         for item in catalogue.failures:
             who = f"plugin {item.plugin.name} ({item.plugin.distribution} {item.plugin.version})"
             yield Warn("failed", f"{who}: {item.cause}")
@@ -109,11 +109,11 @@ def _about_rows(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn]:
     for phase, _, choice in decisions:
         for part in choice.parts:
             offer = part.row.offer
-            if offer.reference and "auto" in choice.source:
+            if offer.reference and choice.free:
                 yield Warn("slow_path", f"{offer.kernel} is a portable reference, slow; nothing faster serves here")
             needs_host = "host_lens" in offer.inputs | offer.phase_inputs.get(phase, frozenset())
             # nobody named this kernel for this phase
-            if phase in _STEPPED and needs_host and choice.source.startswith(("default", "mode", "inherited")):
+            if phase in _STEPPED and needs_host and choice.kind != "asked":
                 yield Warn("host_sync", f"{phase}: {offer.kernel} needs lengths on the host, a sync each step")
 
 

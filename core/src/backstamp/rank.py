@@ -9,33 +9,22 @@ refused when asked for is never picked here. Approximate, interpreted and contes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 from backstamp.declarations import GRAPH_LEVELS
 from backstamp.facts import Facts
 from backstamp.graphs import level_of
 from backstamp.hostfit import INSTALLATION
 from backstamp.keys import side_of
-from backstamp.plan import Verdict, Warn
+from backstamp.plan_rows import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
 from backstamp.selection import Choice, Part, Table
 from backstamp.text import canonical
 
-__all__ = ["Fits", "first_fit", "in_order", "pickable", "rank", "ranked"]
+__all__ = ["Fits", "first_fit", "in_order", "pickable", "ranked"]
 
 #: Whether rows can join what is already chosen: one page size, one layout.
 Fits = Callable[[tuple[Part, ...]], bool]
-
-
-def rank(facts: Facts, table: Table, who: str, fits: Fits | None = None) -> Choice:
-    """The first choice by rank that fits.
-
-    Raises:
-        NoKernel: nothing accepts, or nothing that accepts fits, with every reason.
-    """
-    choice = first_fit(ranked(facts, table, who), fits)
-    if choice is None:
-        raise no_kernel(facts, table, who)
-    return choice
 
 
 def ranked(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
@@ -50,9 +39,8 @@ def ranked(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
     for kernel in dict.fromkeys(_ranked(facts, table)):
         for parts in table.all_parts(kernel, mask):
             empty = False
-            yield Choice(
-                parts[0].row.offer.kernel, parts, _source(facts, table, parts), _outranked(facts, table, parts), ()
-            )
+            source, warnings = _source(facts, table, parts), _outranked(facts, table, parts)
+            yield Choice(parts[0].row.offer.kernel, parts, "auto", source, warnings)
     if empty:
         raise no_kernel(facts, table, who)
 
@@ -64,7 +52,9 @@ def _source(facts: Facts, table: Table, parts: tuple[Part, ...]) -> str:
     return "auto (measured)" if time is not None else "auto"
 
 
-def in_order(facts: Facts, table: Table, kernels: Sequence[str], who: str, source: str) -> Iterator[Choice]:
+def in_order(
+    facts: Facts, table: Table, kernels: Sequence[str], who: str, kind: Literal["family", "auto"]
+) -> Iterator[Choice]:
     """What serves of a list of kernels and may be picked, in its order.
 
     Raises:
@@ -88,7 +78,7 @@ def in_order(facts: Facts, table: Table, kernels: Sequence[str], who: str, sourc
             text = f"{who}: {kernel} binds; passed over {', '.join(lost)}, no installed plugin has it"
             warnings = (Warn("lost", text),) if lost else ()
             for parts in table.all_parts(name, mask):
-                yield Choice(parts[0].row.offer.kernel, parts, source, warnings, tuple(passed))
+                yield Choice(parts[0].row.offer.kernel, parts, kind, kind, warnings, tuple(passed))
 
 
 def _is_outside(facts: Facts, table: Table, name: str) -> bool:

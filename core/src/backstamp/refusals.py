@@ -25,7 +25,7 @@ from backstamp.errors import (
 )
 from backstamp.first_party import FIRST_PARTY
 from backstamp.hostfit import arch_words
-from backstamp.plan import PluginRef, Verdict
+from backstamp.plan_rows import PluginRef, Verdict
 from backstamp.text import near, plain
 
 if TYPE_CHECKING:

@@ -26,15 +26,15 @@ from backstamp.losses import GRAPHED, losses_of
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import SPARSE_KEY, PhaseWork
-from backstamp.plan import PhasePlan, Plan
+from backstamp.plan import Plan
+from backstamp.plan_rows import not_run
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
 from backstamp.selection import Decision, Part
-from backstamp.settle import conversions_of, graph_level, layout_of, page_size_of
+from backstamp.settle import conversions_of, graph_level, kv_dtype_of_rows, layout_of, page_size_of
 
-__all__ = ["NOT_RUN", "resolve", "resolve_on"]
+__all__ = ["decide", "resolve", "resolve_on"]
 
-NOT_RUN = "not run"
-_NOT_RUN = {phase: PhasePlan(phase, None, "", None, None, None, NOT_RUN, (), ()) for phase in PHASES}
+_NOT_RUN = {phase: not_run(phase) for phase in PHASES}
 
 
 def resolve(
@@ -67,7 +67,15 @@ def resolve_on(
     target: Plan | None = None,
 ) -> Plan:
     """Resolve one runner on a catalogue already compiled for its host."""
-    facts = gather(host, launch, engine, model, measurements, role, target)
+    return decide(gather(host, launch, engine, model, measurements, role, target))[0]
+
+
+def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
+    """The plan of one runner, and the work behind it for whoever explains the plan.
+
+    Raises:
+        BackstampError: as `resolve`.
+    """
     check_draft(facts)
     _check_sparse_parent(facts)
     work = choose_phases(facts)
@@ -75,20 +83,22 @@ def resolve_on(
     features = gate_features(facts)
     linear = resolve_linear(facts, work.failed)
     decisions = [*work.decisions(), *linear.decisions]
-    rows = [part.row for part in work.parts()]
-    who = f"{role} of {model.name}"
-    page_size, page_size_source = page_size_of(rows, facts.launch, engine, who)
+    parts, launch, engine = work.parts(), facts.launch, facts.engine
+    rows = [part.row for part in parts]
+    who = f"{facts.role} of {facts.model.name}"
+    page_size, page_size_source = page_size_of(rows, launch, engine, who)
     layouts = (("attention", layout_of(rows, engine, who)), *linear.layouts)
-    check_shared_cache(facts, page_size, layouts[0][1], rows)
+    kv_dtype = kv_dtype_of_rows(parts, who)
+    check_shared_cache(facts, kv_dtype, page_size, layouts[0][1], rows)
     plan = Plan(
-        host=host.host.name,
-        device=host.host.device,
-        model=model.name,
-        role=role,
+        host=facts.host.host.name,
+        device=facts.host.host.device,
+        model=facts.model.name,
+        role=facts.role,
         phases=tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES]),
         linear=linear.plan,
-        dtype=model.dtype,
-        kv_dtype=facts.kv_dtype,
+        dtype=facts.model.dtype,
+        kv_dtype=kv_dtype,
         page_size=page_size,
         page_size_source=page_size_source,
         layouts=layouts,
@@ -102,8 +112,8 @@ def resolve_on(
         conversions=conversions_of(decisions),
         sub_settings=_sub_settings(work),
     )
-    _check_strict(facts.launch, plan)
-    return plan
+    _check_strict(launch, plan)
+    return plan, work
 
 
 def _captured(decisions: Sequence[Decision]) -> list[Part]:

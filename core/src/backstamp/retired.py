@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from backstamp.first_party import is_trusted
 from backstamp.launch import FLAGS, Launch, Request
-from backstamp.plan import Warn
+from backstamp.plan_rows import Warn
 from backstamp.text import plain
 
 if TYPE_CHECKING:

@@ -12,21 +12,33 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from backstamp.declarations import Phase, Slot
-from backstamp.errors import ConflictingRequest
+from backstamp.errors import BackstampError, ConflictingRequest
 from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evaluate, evaluate_phase
 from backstamp.facts import Facts
 from backstamp.hostfit import INSTALLATION, HostRow
 from backstamp.index import bits_of
 from backstamp.keys import kernels_of
 from backstamp.launch import Request
-from backstamp.plan import GroupPlan, PhasePlan, Verdict, Warn
+from backstamp.plan_rows import GroupPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import Asked
 from backstamp.refusals import conflicting_key, failed_key, refused_key
 
-__all__ = ["Choice", "Decision", "Part", "Table", "ask", "bind_key", "phase_plan", "table_of"]
+__all__ = [
+    "Choice",
+    "Decision",
+    "Kind",
+    "Part",
+    "Table",
+    "ask",
+    "bind_key",
+    "bind_request",
+    "by_rows",
+    "phase_plan",
+    "table_of",
+]
 
 
 class Part(NamedTuple):
@@ -88,14 +100,27 @@ class Table(NamedTuple):
         return itertools.product(*rows)
 
 
+#: How a kernel came to a phase: somebody asked, it follows a half, it is the target's, the family's wish, or nobody's.
+Kind = Literal["asked", "follows", "inherited", "family", "auto"]
+
+
 class Choice(NamedTuple):
-    """What was chosen for one phase, the rows of each group of layers, and what there is to say about it."""
+    """What was chosen for one phase, the rows of each group of layers, and what there is to say about it.
+
+    `kind` is what rules ask about; `source` says it in the plan's words.
+    """
 
     kernel: str
     parts: tuple[Part, ...]
+    kind: Kind
     source: str
-    warnings: tuple[Warn, ...]
-    passed_over: tuple[Verdict, ...]
+    warnings: tuple[Warn, ...] = ()
+    passed_over: tuple[Verdict, ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody asked for it, so that another may take its place."""
+        return self.kind in ("family", "auto")
 
 
 class Decision(NamedTuple):
@@ -124,7 +149,24 @@ def table_of(slot: Slot, asked: tuple[Asked, ...], common: tuple[Answer, ...], n
     return Table(needs.phase, slot, needs, asked, answers, verdicts)
 
 
-def bind_key(facts: Facts, table: Table, key: str, who: str, source: str) -> Choice:
+def by_rows(table: Table, choice: Choice) -> Iterator[Choice]:
+    """A choice by each way the rows of its kernel serve, best first."""
+    return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+
+
+def bind_request(facts: Facts, table: Table, request: Request, who: str) -> Choice:
+    """Bind what was asked for; a refusal names the flag.
+
+    Raises:
+        BackstampError: as `bind_key`.
+    """
+    try:
+        return bind_key(facts, table, request.value, who, request.source)
+    except BackstampError as refusal:
+        raise refusal.of(request.setting) from refusal.__cause__
+
+
+def bind_key(facts: Facts, table: Table, key: str, who: str, source: str, kind: Kind = "asked") -> Choice:
     """Bind a requested key.
 
     Raises:
@@ -146,7 +188,7 @@ def bind_key(facts: Facts, table: Table, key: str, who: str, source: str) -> Cho
                 if item.code == "not_installed"
             ]
             parts = table.parts(kernel)
-            return Choice(parts[0].row.offer.kernel, parts, source, (*warnings, *lost), tuple(passed))
+            return Choice(parts[0].row.offer.kernel, parts, kind, source, (*warnings, *lost), tuple(passed))
         passed.append(verdict)
         if verdict.code in INSTALLATION:
             break
@@ -179,15 +221,15 @@ def phase_plan(
     if main.offer.kernel != choice.kernel:
         main = next(part.row for part in choice.parts if part.row.offer.kernel == choice.kernel)
     return PhasePlan(
-        table.phase,
-        request.value if request is not None else None,
-        request.setting if request is not None else flag,
-        choice.kernel,
-        main.plugin,
-        main.library,
-        choice.source,
-        tuple([_group_plan(part, choice.source) for part in (choice.parts if parts is None else parts)]),
-        (*table.verdicts.values(), *failed),
+        phase=table.phase,
+        requested=request.value if request is not None else None,
+        setting=request.setting if request is not None else flag,
+        kernel=choice.kernel,
+        plugin=main.plugin,
+        library=main.library,
+        source=choice.source,
+        groups=tuple([_group_plan(part, choice.source) for part in (choice.parts if parts is None else parts)]),
+        verdicts=(*table.verdicts.values(), *failed),
     )
 
 
@@ -198,16 +240,17 @@ def _group_plan(part: Part, source: str) -> GroupPlan:
     else:
         layers = tuple(sorted(layer for group in groups for layer in group.layers))
     return GroupPlan(
-        part.asked.component,
-        part.asked.question.family,
-        layers,
-        row.offer.kernel,
-        row.plugin,
-        row.library,
-        row.index,
-        part.source or source,
-        _settings(part),
-        row.skipped(part.asked.question.bypass) if row.installations else (),
+        component=part.asked.component,
+        family=part.asked.question.family,
+        layers=layers,
+        kernel=row.offer.kernel,
+        plugin=row.plugin,
+        library=row.library,
+        row=row.index,
+        source=part.source or source,
+        cached=part.asked.question.cached,
+        settings=_settings(part),
+        skipped=row.skipped(part.asked.question.bypass) if row.installations else (),
     )
 
 

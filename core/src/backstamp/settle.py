@@ -17,18 +17,42 @@ from backstamp.errors import ConflictingRequest
 from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
-from backstamp.plan import Conversion
+from backstamp.plan_rows import Conversion
 from backstamp.row_masks import sinks_fit
 from backstamp.selection import Decision, Part
 
 __all__ = [
-    "agree", "common_layout", "common_page_size", "conversions_of", "graph_level", "layout_of", "page_size_of",
+    "common_layout", "common_page_size", "conversions_of", "graph_level", "kv_dtype_of_rows", "layout_of",
+    "page_size_of", "share_a_cache",
 ]  # fmt: skip
 
 
-def agree(rows: Sequence[HostRow], engine: EngineFacts) -> bool:
-    """Whether rows that share a cache have a layout and a page size in common."""
-    return common_layout(rows, engine.layouts) is not None and common_page_size(rows) is not None
+def share_a_cache(parts: Sequence[Part], engine: EngineFacts) -> bool:
+    """Whether what was chosen has a layout, a page size and a reading of the KV dtype in common."""
+    # phases mostly share their rows, and a row agrees with itself
+    rows = list({id(part.row): part.row for part in parts}.values())
+    if common_layout(rows, engine.layouts) is None or common_page_size(rows) is None:
+        return False
+    return len({_kv_dtype(part) for part in parts}) == 1
+
+
+def kv_dtype_of_rows(parts: Sequence[Part], who: str) -> str:
+    """The KV dtype the chosen rows read: the launch's, or their own reading of the operator's word for it.
+
+    Raises:
+        ConflictingRequest: two kernels read the word in two ways; both are named.
+    """
+    reads = {_kv_dtype(part): part for part in reversed(parts)}
+    if len(reads) > 1:
+        found = " and ".join(f"{part.row.offer.kernel} reads {dtype}" for dtype, part in sorted(reads.items()))
+        needed = f"kernels that read {parts[0].asked.question.kv_name} as one KV dtype, because they share a cache"
+        raise ConflictingRequest(who, needed=needed, found=found, fix="Choose other kernels, or name the dtype itself")
+    return next(iter(reads))
+
+
+def _kv_dtype(part: Part) -> str:
+    question = part.asked.question
+    return part.row.offer.kv_dtype_names.get(question.kv_name, question.kv_dtype)
 
 
 def common_layout(rows: Sequence[HostRow], offered: frozenset[str]) -> str | None:

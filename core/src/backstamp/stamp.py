@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from backstamp.declarations import Phase, Role, Slot
 from backstamp.errors import BuiltMismatch, ContainerWithoutChildren, Unstamped
-from backstamp.plan import LibraryRef, PluginRef
+from backstamp.plan_rows import LibraryRef, PluginRef
 
 if TYPE_CHECKING:
     from backstamp.construction import RunnerBackends

@@ -78,7 +78,7 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         asked = f"{row.requested} ({row.setting})" if row.requested else "-"
         rows.append((row.phase, asked, row.kernel or "-", library, row.source))
     if plan.linear is not None:
-        for row in (plan.linear.decode, plan.linear.prefill, plan.linear.verify):
+        for row in plan.linear.rows:
             rows.append((f"linear {row.phase}", row.requested or "-", row.kernel or "-", "", row.source))
     print_table(("phase", "asked", "kernel", "library", "source"), rows)
     _print_groups(plan)

@@ -20,9 +20,10 @@ from backstamp.declarations import Role
 from backstamp.engine import EngineFacts, load_engine
 from backstamp.errors import BadInput
 from backstamp.host import HostFacts, load_host, this_host
-from backstamp.launch import Launch, Policy, Requests, make_launch
+from backstamp.launch import Launch, Requests, make_launch
 from backstamp.lock import lock_from_json, locked_distributions
 from backstamp.model import ModelFacts, default_model, load_model
+from backstamp.policy import Policy
 from backstamp.records import read_record
 
 __all__ = ["AsJson", "Flags", "with_flags"]

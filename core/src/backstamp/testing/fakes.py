@@ -17,7 +17,7 @@ from backstamp.declarations import Alias, FamilyDefault, FeatureDefault, Offer, 
 from backstamp.declared import Declared
 from backstamp.discovery import Discovery, Failure, Found
 from backstamp.factories import BuildRequest, Built
-from backstamp.plan import PluginRef
+from backstamp.plan_rows import PluginRef
 
 __all__ = ["RecordingBackend", "catalogue_of", "fake_plugin", "recording_factory"]
 
