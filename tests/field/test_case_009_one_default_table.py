@@ -19,7 +19,8 @@ CORE = Path(backstamp.__file__).parent
 NAMED = {
     "first_party.py": "who owns which name, to say what to install",
     "linear.py": "mission section 4: unset linear phases, and what an unset verify follows",
-    "phase_choice.py": "the key of hybrid models' auto list, and the parent of the dsa sub-settings",
+    "auto_choice.py": "the key of hybrid models' auto list",
+    "phase_choice.py": "the parent of the dsa sub-settings",
     "hostfit.py": "the library whose interpreter runs on a CPU",
     "doctor.py": "a library whose version is shown",
 }
@@ -44,4 +45,4 @@ def test_there_is_one_default_table() -> None:
                 named.setdefault(path.relative_to(CORE).as_posix(), set()).add(node.value)
     assert set(named) == set(NAMED), named
     assert named["linear.py"] <= {"triton", "flashinfer"}
-    assert named["phase_choice.py"] == {"hybrid_linear_attn", "dsa"}
+    assert named["phase_choice.py"] == {"dsa"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from backstamp.auto_choice import auto_choices
 from backstamp.declarations import Half, Phase
 from backstamp.errors import ConflictingRequest, NotInstalled, Refused
 from backstamp.facts import Facts
@@ -20,7 +21,7 @@ from backstamp.launch import SOURCES, Request
 from backstamp.per_layer import choose_per_layer
 from backstamp.plan_rows import Warn
 from backstamp.questions import Asked, needs_of
-from backstamp.rank import Fits, in_order, ranked
+from backstamp.rank import Fits
 from backstamp.refusals import no_kernel
 from backstamp.selection import Choice, Decision, Table, ask, bind_key, bind_request, by_rows, table_of
 
@@ -54,7 +55,8 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
                 fix="Leave one of them out",
             )
     for name, request in facts.launch.components.items():
-        if name not in components:
+        # the draft is a runner of its own
+        if name not in (*components, "draft"):
             raise ConflictingRequest(
                 f"{request.setting}={request.value}",
                 needed=f"a component of {facts.model.name} that {facts.engine.name} hands over",
@@ -88,7 +90,7 @@ def _choose_layers(facts: Facts, phase: Phase, table: Table, fits: Fits | None) 
     apart = layers == "per_layer" or (layers == "auto" and scoped is None and not table.has_accepted())
     if not apart or len(item.groups) < 2:
         return table, _choose(facts, phase, table, fits)
-    return choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits, binding=scoped is not None)
+    return next(choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits, binding=scoped is not None))
 
 
 def _choose(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> Choice:
@@ -119,7 +121,7 @@ def _choices(facts: Facts, phase: Phase, table: Table) -> Iterator[Choice]:
         except (Refused, NotInstalled) as refusal:
             why = f"needs {refusal.needed}, got {refusal.found}"
     # a weaker source's own word for this component comes before nobody's
-    others = _auto(facts, table, who)
+    others = auto_choices(facts, table, f"{who} (auto)")
     if scoped is not None:
         others = by_rows(table, bind_request(facts, table, scoped, who))
     for choice in others:
@@ -141,10 +143,3 @@ def _wish(facts: Facts, phase: Phase) -> Request | None:
     verifies_by_decode = phase == "verify" and facts.launch.speculative_attention_mode == "decode"
     half: Half = "decode" if phase == "decode" or verifies_by_decode else "prefill"
     return facts.launch.own(phase, facts.role) or (facts.launch.half(half) if facts.role == "target" else None)
-
-
-def _auto(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
-    rule = facts.rule(table.asked[0].component)
-    if rule.kernels:
-        yield from in_order(facts, table, rule.kernels, who, "family")
-    yield from ranked(facts, table, f"{who} (auto)")

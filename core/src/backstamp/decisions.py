@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from backstamp.declarations import Half, Phase
-from backstamp.errors import Unresolved
+from backstamp.errors import BadInput, Unresolved
 from backstamp.plan import Plan
 from backstamp.plan_rows import PhasePlan
 
@@ -57,7 +57,7 @@ def half_runs(plan: Plan, half: Half, kernels: Collection[str]) -> Decision:
     """
     row = _row(plan, half)
     half_kernel(plan, half)
-    others = sorted({group.kernel for group in row.groups} - set(kernels))
+    others = sorted({group.kernel for group in row.groups} - _kernels(kernels))
     if others:
         return Decision(False, f"{half} half is {', '.join(others)}")
     return Decision(True, f"{half} half is {row.kernel}")
@@ -75,27 +75,44 @@ def both_halves_run(plan: Plan, kernels: Collection[str]) -> Decision:
 
 
 def any_phase_runs(plan: Plan, kernel: str) -> Decision:
-    """Whether any phase, layer or component runs a kernel: what a guard on its library must ask.
+    """Whether any phase, layer or component of either slot runs a kernel: what a guard on its library must ask.
 
     Raises:
-        Unresolved: there is no plan.
+        Unresolved: there is no plan, or no kernel to ask about.
     """
-    phases = [row.phase for row in _plan(plan).running if any(group.kernel == kernel for group in row.groups)]
+    linear = _plan(plan).linear
+    rows = [(row.phase, row) for row in plan.phases]
+    rows += [(f"linear {row.phase}", row) for row in (linear.rows if linear is not None else ())]  # type: ignore[misc]
+    _kernels({kernel})
+    phases = [name for name, row in rows if any(group.kernel == kernel for group in row.groups)]
     reason = f"{kernel} runs {', '.join(phases)}" if phases else f"no phase runs {kernel}"
     return Decision(bool(phases), reason)
 
 
+def _kernels(kernels: Collection[str]) -> frozenset[str]:
+    """The kernels asked about; asking about none is an error, never a yes or a no."""
+    if not kernels or not all(isinstance(kernel, str) and kernel for kernel in kernels):
+        raise _nothing_asked(repr(kernels))
+    return frozenset(kernels)
+
+
 def _row(plan: Plan, half: Half) -> PhasePlan:
+    if half not in ("prefill", "decode"):
+        raise BadInput("a decision about attention backends", needed="the half prefill or decode", found=repr(half))
     phase: Phase = "draft_decode" if half == "decode" and _plan(plan).role == "draft" else half
     return _plan(plan).phase(phase)
 
 
 def _plan(plan: Plan) -> Plan:
     if not isinstance(plan, Plan):
-        raise Unresolved(
-            "a decision about attention backends",
-            needed="a resolved plan",
-            found=f"no backend given ({plan!r})",
-            fix="Resolve first; a runner holds its plan",
-        )
+        raise _nothing_asked(repr(plan))
     return plan
+
+
+def _nothing_asked(found: str) -> Unresolved:
+    return Unresolved(
+        "a decision about attention backends",
+        needed="a resolved plan and the kernels asked about",
+        found=f"no backend given ({found})",
+        fix="Resolve first; a runner holds its plan",
+    )

@@ -8,7 +8,7 @@ rules of each component and the canonical KV dtype.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Role
@@ -29,12 +29,14 @@ __all__ = ["Facts", "gather"]
 class Facts:
     """One resolve's arguments, ready to be asked about.
 
-    `measurements` are None where they were taken on another host; `warnings` are about the launch itself.
+    `measurements` are None where they were taken on another host; `warnings` are about the launch itself. `cache` is
+    what the engine offers a KV cache: narrowed to its target's layout and page size for a draft that shares it.
     """
 
     host: HostCatalogue
     launch: Launch
     engine: EngineFacts
+    cache: EngineFacts
     model: ModelFacts
     measurements: Measurements | None
     role: Role
@@ -68,6 +70,7 @@ def gather(
         host=host,
         launch=launch,
         engine=engine,
+        cache=_cache_of(engine, model, target),
         model=model,
         measurements=measurements if measurements is not None and measurements.host == host.host.name else None,
         role=role,
@@ -76,3 +79,10 @@ def gather(
         rules=rules,
         warnings=retired + untrusted,
     )
+
+
+def _cache_of(engine: EngineFacts, model: ModelFacts, target: Plan | None) -> EngineFacts:
+    if target is None or model.draft is None or not model.draft.shares_kv:
+        return engine
+    layout = dict(target.layouts)["attention"]
+    return replace(engine, layouts=frozenset({layout}), page_size=target.page_size)

@@ -14,7 +14,7 @@ from backstamp.catalogue import AliasRow, Catalogue
 from backstamp.declarations import Slot
 from backstamp.facts import Facts
 from backstamp.first_party import is_trusted
-from backstamp.plan_rows import Verdict, Warn
+from backstamp.plan_rows import PluginRef, Verdict, Warn
 from backstamp.policy import Policy
 from backstamp.refusals import conflicting_key, failed_key, foreign_alias, refused_key, unknown_key
 from backstamp.text import canonical, qualified
@@ -22,7 +22,7 @@ from backstamp.text import canonical, qualified
 if TYPE_CHECKING:
     from backstamp.selection import Table
 
-__all__ = ["kernels_of", "side_of"]
+__all__ = ["foreign_kernels", "kernels_of", "side_of"]
 
 
 def kernels_of(facts: Facts, table: Table, key: str, who: str) -> tuple[tuple[str, ...], tuple[Warn, ...]]:
@@ -43,7 +43,9 @@ def kernels_of(facts: Facts, table: Table, key: str, who: str) -> tuple[tuple[st
     if not kernels:
         none = Verdict(alias.key, False, "phase", "by_phase", f"a key for {table.phase}", "none listed")
         raise refused_key(facts.host, table, key, who, (none,))
-    _check_owners(facts, table, row, key, who)
+    foreign = foreign_kernels(facts, table, row)
+    if foreign and ":" not in key:
+        raise foreign_alias(who, row, foreign)
     return tuple([side_of(facts, table.slot, kernel, row.plugin.distribution) for kernel in kernels]), warnings
 
 
@@ -89,12 +91,11 @@ def _has(catalogue: Catalogue, slot: Slot, name: str) -> bool:
     return (slot, name) in catalogue.aliases or (slot, name) in catalogue.rows
 
 
-def _check_owners(facts: Facts, table: Table, row: AliasRow, key: str, who: str) -> None:
-    """An alias speaks for its own distribution's kernels, unless it is trusted or named with its distribution."""
+def foreign_kernels(facts: Facts, table: Table, row: AliasRow) -> dict[str, PluginRef]:
+    """Other distributions' kernels that an alias may not speak for: it is trusted with its own alone, unless it is
+    first-party or allowed."""
     ours = row.plugin.distribution
-    if ":" in key or is_trusted(ours, facts.launch.policy):
-        return
+    if is_trusted(ours, facts.launch.policy):
+        return {}
     owners = {kernel: facts.host.catalogue.owner(kernel, table.slot) for kernel in row.alias.for_phase(table.phase)}
-    foreign = {kernel: owner for kernel, owner in owners.items() if owner is not None and owner.distribution != ours}
-    if foreign:
-        raise foreign_alias(who, row, foreign)
+    return {kernel: owner for kernel, owner in owners.items() if owner is not None and owner.distribution != ours}

@@ -26,6 +26,8 @@ __all__ = [
     "Source",
     "flag_of",
     "make_launch",
+    "outranks",
+    "stronger",
 ]
 
 Source = Literal["operator", "embedder", "family"]
@@ -176,6 +178,18 @@ class Launch:
     def sub_settings(self, prefix: str) -> tuple[Request, ...]:
         """Requests whose field starts with `prefix`, for example "dsa_"; they need a parent in force."""
         return tuple(request for name, request in sorted(self.keys.items()) if name.startswith(prefix))
+
+
+def outranks(source: Source, other: Source) -> bool:
+    """Whether one source comes before another."""
+    return SOURCES.index(source) < SOURCES.index(other)
+
+
+def stronger(one: Request | None, other: Request | None) -> Request | None:
+    """The request of the stronger source; the first of equals."""
+    if one is None or other is None:
+        return one if other is None else other
+    return other if outranks(other.source, one.source) else one
 
 
 def flag_of(phase: Phase, role: Role) -> str:

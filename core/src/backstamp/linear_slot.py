@@ -9,16 +9,18 @@ process-wide state and never writes a default back into the launch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 from backstamp.declarations import Phase
 from backstamp.errors import ConflictingRequest
 from backstamp.facts import Facts
 from backstamp.linear import verify_follows
+from backstamp.per_layer import choose_per_layer
 from backstamp.plan import LinearPlan
 from backstamp.plan_rows import PhasePlan, Verdict, not_run
 from backstamp.questions import needs_of, questions_for
-from backstamp.rank import ranked
+from backstamp.rank import allowed_names, pickable, ranked
 from backstamp.selection import Choice, Decision, Part, Table, ask, bind_request, by_rows, phase_plan, table_of
 
 __all__ = ["LinearSlot", "resolve_linear"]
@@ -92,10 +94,21 @@ def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Itera
         if not facts.launch.speculative and not table.has_accepted():
             yield None
             return
-        follow = verify_follows(taken["decode"].kernel)
-        if follow in table.accepted():
-            yield from (Choice(follow, parts, "follows", "default") for parts in table.all_parts(follow))
+        yield from _follows(facts, table, taken["decode"])
+    if not table.has_accepted() and sum(len(item.groups) for item in table.asked) > 1:
+        choices = partial(ranked, facts, who=f"{who} (auto)")
+        yield from (way for _, way in choose_per_layer(facts, table, choices, None, binding=False))
+        return
     yield from ranked(facts, table, f"{who} (auto)")
+
+
+def _follows(facts: Facts, table: Table, decode: Choice) -> Iterator[Choice]:
+    """Decode's kernel where that is flashinfer, else triton; by rows `auto` may take, for nobody asked."""
+    follow = verify_follows(decode.kernel)
+    name = decode.parts[0].row.name if follow == decode.kernel else follow
+    if name in allowed_names(facts, table):
+        for parts in table.all_parts(name, pickable(facts, table)):
+            yield Choice(follow, parts, "follows", "default")
 
 
 def _share(parts: Sequence[Part]) -> bool:

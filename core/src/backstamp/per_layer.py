@@ -10,72 +10,103 @@ Source: vLLM #38891, #48114 (one decision for unlike layers made all of them slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from backstamp.evaluation import Answer
 from backstamp.facts import Facts
+from backstamp.model import LayerGroup
 from backstamp.plan_rows import Verdict, Warn
-from backstamp.questions import Asked, questions_for
-from backstamp.rank import Fits, first_fit
+from backstamp.questions import questions_for
+from backstamp.rank import Fits
 from backstamp.refusals import no_kernel
-from backstamp.selection import Choice, Kind, Part, Table, ask, table_of
+from backstamp.selection import Choice, Part, Table, ask, table_of
 from backstamp.settle import share_a_cache
 
 __all__ = ["choose_per_layer"]
 
 
+#: Ways tried before the first disagreement is told.
+_MOST_WAYS: Final = 500
+
+
+class _Group(NamedTuple):
+    """One group of like layers: its own table and every choice for it, best first."""
+
+    group: LayerGroup
+    table: Table
+    choices: tuple[Choice, ...]
+
+
 def choose_per_layer(
     facts: Facts, table: Table, choices: Callable[[Table], Iterator[Choice]], fits: Fits | None, *, binding: bool
-) -> tuple[Table, Choice]:
-    """Choose for each group of like layers; later groups must share a page size and a layout with earlier ones.
+) -> Iterator[tuple[Table, Choice]]:
+    """Every way to give each group of like layers a kernel so that all share one cache, best first.
 
-    `binding` choices were asked for: where none fits, the first is taken, and what it disagrees on is told later.
+    `binding` choices were asked for: where no way fits, the first is taken, and what it disagrees on is told later.
 
     Raises:
-        NoKernel: a group's choices are none that fits, with every reason.
+        NoKernel: no way fits, with every reason of the first group that has none.
     """
-    parts: list[Part] = []
-    cached = any(item.question.cached for item in table.asked)
-
-    def joins(more: tuple[Part, ...]) -> bool:
-        if not cached:
-            return True
-        return share_a_cache([*parts, *more], facts.engine) and (fits is None or fits(more))
-
-    warnings: list[Warn] = []
-    verdicts: dict[str, Verdict] = {}
-    asked: list[Asked] = []
-    answers: list[Answer] = []
-    kernels: list[tuple[bool, str]] = []
-    kind: Kind = "auto"
-    source = ""
+    groups: list[_Group] = []
     for group in [group for item in table.asked for group in item.groups]:
         of_group = questions_for(table.slot, facts, (group,))
         own = table_of(table.slot, of_group, ask(facts, table.slot, of_group), table.needs)
-        choice = first_fit(choices(own), joins) or (next(choices(own)) if binding else None)
-        if choice is None:
-            raise no_kernel(facts, own, f"{table.phase} attention backend (per_layer)")
-        parts += choice.parts
-        warnings += choice.warnings
-        asked += own.asked
-        answers += own.answers
-        kernels.append((group.facts.window_left >= 0, choice.kernel))
-        kind, source = choice.kind, choice.source
-        for name, verdict in own.verdicts.items():
+        groups.append(_Group(group, own, tuple(choices(own))))
+    cached = any(item.question.cached for item in table.asked)
+
+    def joins(parts: Sequence[Part]) -> bool:
+        return not cached or (share_a_cache(parts, facts.cache) and (fits is None or fits(tuple(parts))))
+
+    empty = True
+    for way in itertools.islice(_ways(groups, (), joins), _MOST_WAYS):
+        empty = False
+        yield _joined(table, groups, way)
+    if empty and binding:
+        yield _joined(table, groups, tuple(item.choices[0] for item in groups))
+    elif empty:
+        bare = next((item for item in groups if not item.choices), groups[-1])
+        raise no_kernel(facts, bare.table, f"{table.phase} attention backend (per_layer)")
+
+
+def _ways(
+    groups: Sequence[_Group], taken: tuple[Choice, ...], joins: Callable[[Sequence[Part]], bool]
+) -> Iterator[tuple[Choice, ...]]:
+    """Every list of choices, one a group, that joins; best first for the first group."""
+    if len(taken) == len(groups):
+        yield taken
+        return
+    for choice in groups[len(taken)].choices:
+        more = (*taken, choice)
+        if joins([part for item in more for part in item.parts]):
+            yield from _ways(groups, more, joins)
+
+
+def _joined(table: Table, groups: Sequence[_Group], way: Sequence[Choice]) -> tuple[Table, Choice]:
+    """The choices of all groups as one, and the table they were chosen from."""
+    verdicts: dict[str, Verdict] = {}
+    for item in groups:
+        for name, verdict in item.table.verdicts.items():
             if verdict.accepted or name not in verdicts:
                 verdicts[name] = verdict
+    parts = tuple(part for choice in way for part in choice.parts)
+    warnings = [warning for choice in way for warning in choice.warnings]
     # a full-attention layer's kernel stands for the phase
-    kernel = min(kernels, key=lambda item: item[0])[1]
-    if len({name for _, name in kernels}) > 1:
+    ranked = [(item.group.facts.window_left >= 0, choice.kernel) for item, choice in zip(groups, way, strict=True)]
+    kernel = min(ranked, key=lambda item: item[0])[1]
+    kind, source = way[-1].kind, way[-1].source
+    if len({choice.kernel for choice in way}) > 1:
         component = table.asked[0].component
         who = table.phase if component == "main" else f"{table.phase}, component {component}"
         warnings.append(Warn("per_layer", f"{who}: unlike layers run {', '.join(_counted(parts))}"))
         source = f"{source} (per_layer)"
-    joined = Table(table.phase, table.slot, table.needs, tuple(asked), tuple(answers), verdicts)
-    return joined, Choice(kernel, tuple(parts), kind, source, tuple(dict.fromkeys(warnings)))
+    asked = tuple(one for item in groups for one in item.table.asked)
+    answers = tuple(one for item in groups for one in item.table.answers)
+    joined = Table(table.phase, table.slot, table.needs, asked, answers, verdicts)
+    return joined, Choice(kernel, parts, kind, source, tuple(dict.fromkeys(warnings)))
 
 
-def _counted(parts: list[Part]) -> list[str]:
+def _counted(parts: Sequence[Part]) -> list[str]:
     """How many layers each kernel runs: "25 x fa2"."""
     counts: dict[str, int] = {}
     for part in parts:

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
+from backstamp.auto_choice import auto_choices
 from backstamp.component_choice import choose_components, main_component
 from backstamp.declarations import PHASES, Half, Phase
 from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
-from backstamp.launch import Request, flag_of
+from backstamp.launch import Request, flag_of, outranks, stronger
 from backstamp.per_layer import choose_per_layer
 from backstamp.plan_rows import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
-from backstamp.rank import Fits, in_order, ranked
+from backstamp.rank import Fits, not_picked, pickable
 from backstamp.refusals import refused_key
 from backstamp.selection import (
     Choice,
@@ -37,13 +38,12 @@ from backstamp.selection import (
     by_rows,
     phase_plan,
     table_of,
+    unlike_settings,
 )
 from backstamp.settle import share_a_cache
 
-__all__ = ["HYBRID_KEY", "SPARSE_KEY", "Option", "PhaseWork"]
+__all__ = ["SPARSE_KEY", "Option", "PhaseWork"]
 
-#: `auto` of a hybrid model's full-attention layers is this key's list.
-HYBRID_KEY: Final = "hybrid_linear_attn"
 #: The kernel whose sub-settings are `dsa_prefill_backend` and `dsa_decode_backend`.
 SPARSE_KEY: Final = "dsa"
 SLOT: Final = "attention"
@@ -136,7 +136,8 @@ class PhaseWork:
 
     def fits(self, option: Option) -> bool:
         """Whether an option can share a cache with everything taken so far."""
-        return share_a_cache([*self.parts(), *option.choice.parts], self.facts.engine)
+        parts = option.choice.parts
+        return share_a_cache([*self.parts(), *parts], self.facts.cache) and not any(map(unlike_settings, parts))
 
     def options(self, phase: Phase) -> Iterator[Option]:
         """Every way to serve a phase, best first, whether or not it fits what is taken.
@@ -159,8 +160,12 @@ class PhaseWork:
     def _own(self, phase: Phase) -> Request | None:
         """The request that binds a phase; sub-settings of the sparse kernel ask for their parent on a sparse model."""
         launch = self.facts.launch
-        if self.facts.role == "draft" or phase not in ("prefill", "decode"):
-            return launch.own(phase, self.facts.role)
+        if self.facts.role == "draft":
+            return stronger(launch.own(phase, "draft"), launch.components.get("draft"))
+        if phase not in ("prefill", "decode"):
+            request, mode = launch.own(phase, "target"), launch.sources.get("speculative_attention_mode")
+            # a weaker source's verify does not undo a stronger one's mode
+            return request if mode is None or request is None or not outranks(mode, request.source) else None
         request = launch.half_of("decode" if phase == "decode" else "prefill", self.main[0].component)
         if request is None:
             sub = launch.sub_settings("dsa_") if any(item.question.family == "sparse_mla" for item in self.main) else ()
@@ -172,7 +177,8 @@ class PhaseWork:
         try:
             if self._is_per_layer():
                 choices = partial(self._asked, request=request, who=who)
-                yield Option(request, *choose_per_layer(self.facts, table, choices, self._fits(), binding=True))
+                ways = choose_per_layer(self.facts, table, choices, self._fits(), binding=True)
+                yield from (Option(request, *way) for way in ways)
                 return
             options = self._asked(table, request, who)
         except BackstampError as refusal:
@@ -193,14 +199,16 @@ class PhaseWork:
             who = f"{who} (--speculative-attention-mode {mode})"
             yield from (Option(None, table, choice) for choice in self._by_half(half, table, who, f"mode {mode}"))
             return
-        try:
-            choices = self._by_half("prefill", table, f"{who} (default)", "default")
-        except Refused as refusal:
+        refusals: list[Refused] = []
+        halves: tuple[tuple[Half, str], ...] = (("prefill", "default"), ("decode", "default -> decode"))
+        for half, source in halves:
             try:
-                choices = self._by_half("decode", table, f"{who} (default)", "default -> decode")
-            except Refused as second:
-                raise second.of("", [f"the prefill half: {refusal.needed}, got {refusal.found}"]) from refusal
-        yield from (Option(None, table, choice) for choice in choices)
+                yield from (Option(None, table, way) for way in self._by_half(half, table, f"{who} (default)", source))
+            except Refused as refusal:
+                refusals.append(refusal)
+        if len(refusals) == len(halves):
+            first, second = refusals
+            raise second.of("", [f"the prefill half: {first.needed}, got {first.found}"]) from first
 
     def _by_half(self, half: Half, table: Table, who: str, source: str) -> Iterator[Choice]:
         """The kernels one half runs, layers by layers, asked to serve this phase too; never another behind its key."""
@@ -209,9 +217,13 @@ class PhaseWork:
         for part in chosen.parts:
             asked = (part.asked,)
             of_part = table if asked == table.asked else self._table(table.phase, asked, ask(self.facts, SLOT, asked))
-            ways = list(of_part.all_parts(part.row.name))
+            # nobody asked for verify itself: an approximate row serves only behind a kernel that was asked for
+            exact = pickable(self.facts, of_part)
+            ways = list(of_part.all_parts(part.row.name, exact))
+            ways += [] if chosen.free else list(of_part.all_parts(part.row.name, ~exact))
             if not ways:
-                raise refused_key(self.facts.host, of_part, part.row.name, who, (of_part.verdicts[part.row.name],))
+                verdict = of_part.verdicts[part.row.name]
+                raise refused_key(self.facts.host, of_part, part.row.name, who, (not_picked(verdict, part.row),))
             found.append(ways)
         joined = (tuple(part for way in ways for part in way) for ways in itertools.product(*found))
         return (Choice(chosen.kernel, parts, "follows", source) for parts in joined)
@@ -224,10 +236,12 @@ class PhaseWork:
         if key is None:
             yield from self._auto(table, who)
             return
-        why = "its cache is not that of the draft's other phases"
+        why = "no row of it may be taken here, or its cache is not that of the draft's other phases"
         try:
             choice = bind_key(self.facts, table, key, f"{who} (inherited)", "inherited", "inherited")
-            yield from (Option(request, table, way) for way in by_rows(table, choice))
+            # what nobody asked for is inherited by the rows auto may take
+            mask = pickable(self.facts, table) if request is None else -1
+            yield from (Option(request, table, way) for way in by_rows(table, choice, mask))
         except (Refused, NotInstalled) as refusal:
             why = f"needs {refusal.needed}, got {refusal.found}"
         for _, of, choice in self._auto(table, who):
@@ -255,26 +269,18 @@ class PhaseWork:
         who = f"{who} (auto)"
         uniform = self.facts.launch.policy.layers == "uniform"
         if self._is_per_layer() or (not uniform and not table.has_accepted() and self._unlike() > 1):
-            choices = partial(self._pick, who=who)
-            yield Option(None, *choose_per_layer(self.facts, table, choices, self._fits(), binding=False))
+            choices = partial(auto_choices, self.facts, who=who)
+            ways = choose_per_layer(self.facts, table, choices, self._fits(), binding=False)
+            yield from (Option(None, *way) for way in ways)
         else:
-            yield from (Option(None, table, choice) for choice in self._pick(table, who))
-
-    def _pick(self, table: Table, who: str) -> Iterator[Choice]:
-        rule = self.facts.rule(table.asked[0].component)
-        yield from in_order(self.facts, table, rule.kernels, who, "family")
-        hybrid = self.facts.host.catalogue.aliases.get((SLOT, HYBRID_KEY))
-        if hybrid is not None and self.facts.model.is_hybrid:
-            yield from in_order(self.facts, table, hybrid.alias.for_phase(table.phase), who, "auto")
-        yield from ranked(self.facts, table, who)
+            yield from (Option(None, table, choice) for choice in auto_choices(self.facts, table, who))
 
     def _fits(self) -> Fits | None:
         """Whether parts can share a cache with everything chosen so far; None while nothing is."""
         so_far = self.parts()
         if not so_far:
             return None
-        engine = self.facts.engine
-        return lambda parts: share_a_cache([*so_far, *parts], engine)
+        return lambda parts: share_a_cache([*so_far, *parts], self.facts.cache)
 
     def _unlike(self) -> int:
         return sum(len(asked.groups) for asked in self.main)

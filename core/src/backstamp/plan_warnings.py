@@ -31,6 +31,7 @@ STRICT_CODES: Final = frozenset(
 #: Requests that mean something only where a draft proposes tokens.
 _SPECULATIVE: Final = (
     "verify_attention_backend",
+    "linear_attn_verify_backend",
     "draft_attention_backend",
     "speculative_attention_mode",
     "speculative_num_steps",
@@ -61,7 +62,7 @@ def _about_plugins(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn
         for item in catalogue.failures:
             who = f"plugin {item.plugin.name} ({item.plugin.distribution} {item.plugin.version})"
             yield Warn("failed", f"{who}: {item.cause}")
-    if catalogue.conflicts:
+    if catalogue.conflicts and any(decision.choice.free for decision in decisions):
         chosen = facts.launch.policy.duplicates
         for conflict in catalogue.conflicts.values():
             if not any(qualified(f"{owner}:{conflict.name}") in chosen for owner in conflict.distributions):
@@ -83,6 +84,9 @@ def _about_requests(facts: Facts) -> Iterator[Warn]:
         for name in () if not names else unmatched(facts.host.catalogue, names):
             found = ", ".join(distributions_of(facts.host.catalogue)) or "none"
             yield Warn("unmatched", plain(f"{flag} {name}: no such plugin distribution; found {found}"))
+    sides = {side for _, side in (*facts.host.catalogue.rows, *facts.host.catalogue.aliases)}
+    for side in sorted(policy.duplicates - sides):
+        yield Warn("unmatched", plain(f"--duplicate {side}: no two distributions claim that name, or not this one"))
 
 
 def _about_components(facts: Facts) -> Iterator[Warn]:

@@ -68,7 +68,7 @@ def needs_of(phase: Phase, slot: Slot, facts: Facts, cached: bool = True) -> Pha
     features: frozenset[str] = frozenset()
     if launch.speculative_topk > 1 and phase in ("verify", "draft_decode"):
         features |= {"tree_mask" if phase == "verify" else "topk"}
-    if launch.dcp_size > 1 and phase != "prefill":
+    if slot == "attention" and launch.dcp_size > 1 and phase != "prefill":
         features |= {"lse"}
     if slot == "linear" and facts.engine.tracked_states:
         features |= {"tracked_states"}
@@ -129,7 +129,7 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         allowed_by=rule.allowed_by,
         cached=slot_of(groups[0].facts.family) == "attention" and any(at.facts.attn_type != "encoder" for at in groups),
         page_size=launch.page_size if launch.page_size is not None else engine.page_size,
-        causal=all(group.facts.causal for group in groups),
+        causal=any(group.facts.causal for group in groups),
         deterministic=launch.deterministic,
         chunk_tokens=launch.chunked_prefill_size,
         bypass=launch.policy.bypass,

@@ -14,14 +14,15 @@ from typing import Literal
 from backstamp.declarations import GRAPH_LEVELS
 from backstamp.facts import Facts
 from backstamp.graphs import level_of
-from backstamp.hostfit import INSTALLATION
+from backstamp.hostfit import HostRow
+from backstamp.installation import INSTALLATION
 from backstamp.keys import side_of
 from backstamp.plan_rows import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
-from backstamp.selection import Choice, Part, Table
+from backstamp.selection import Choice, Part, Table, absent
 from backstamp.text import canonical
 
-__all__ = ["Fits", "first_fit", "in_order", "pickable", "ranked"]
+__all__ = ["Fits", "allowed_names", "first_fit", "in_order", "not_picked", "pickable", "ranked"]
 
 #: Whether rows can join what is already chosen: one page size, one layout.
 Fits = Callable[[tuple[Part, ...]], bool]
@@ -60,25 +61,39 @@ def in_order(
     Raises:
         Refused: the first whose machine and model fit is not installed: that is the answer, as for a key.
     """
-    policy = facts.launch.policy
     mask = pickable(facts, table)
     passed: list[Verdict] = []
-    for kernel in sorted(kernels, key=lambda name: _is_outside(facts, table, name)):
-        name = side_of(facts, table.slot, kernel)
-        verdict = table.verdicts.get(name)
-        if verdict is None:
-            needed = f"a plugin that has {kernel}"
-            passed.append(Verdict(kernel, False, "not_installed", "plugin", needed, "none installed"))
-        elif not verdict.accepted:
+    for name in sorted(
+        [side_of(facts, table.slot, kernel) for kernel in kernels], key=lambda name: _order(facts, table, name)
+    ):
+        verdict = table.verdicts.get(name) or absent(facts, table.slot, name)
+        if not verdict.accepted:
             passed.append(verdict)
-            if verdict.code in INSTALLATION:
-                raise refused_key(facts.host, table, kernel, who, tuple(passed))
-        elif _distribution(table, name) not in policy.deny:
-            lost = [item.kernel for item in passed if item.code == "not_installed"]
-            text = f"{who}: {kernel} binds; passed over {', '.join(lost)}, no installed plugin has it"
-            warnings = (Warn("lost", text),) if lost else ()
+            if verdict.code in INSTALLATION - {"not_installed"}:
+                raise refused_key(facts.host, table, name, who, tuple(passed))
+        elif _distribution(table, name) not in facts.launch.policy.deny:
+            warnings = [
+                Warn("lost", f"{who}: {name} binds; passed over {item.kernel}, {_why(item)}")
+                for item in passed
+                if item.code in ("not_installed", "failed", "conflict")
+            ]
             for parts in table.all_parts(name, mask):
-                yield Choice(parts[0].row.offer.kernel, parts, kind, kind, warnings, tuple(passed))
+                yield Choice(parts[0].row.offer.kernel, parts, kind, kind, tuple(warnings), tuple(passed))
+
+
+def _why(absentee: Verdict) -> str:
+    return "no installed plugin has it" if absentee.code == "not_installed" else f"got {absentee.have}"
+
+
+def _order(facts: Facts, table: Table, name: str) -> tuple[bool, bool]:
+    """What comes after the others of a list: outside the allow list, or with a weaker graph where graphs are kept."""
+    loses = facts.launch.policy.keep_graph and _loses_graph(facts, table, name)
+    return _is_outside(facts, table, name), loses
+
+
+def _loses_graph(facts: Facts, table: Table, name: str) -> bool:
+    wanted = GRAPH_LEVELS.index(facts.engine.graph)
+    return any(level_of(part.row, part.asked.question) < wanted for part in table.parts(name))
 
 
 def _is_outside(facts: Facts, table: Table, name: str) -> bool:
@@ -91,6 +106,14 @@ def first_fit(choices: Iterator[Choice], fits: Fits | None) -> Choice | None:
     return next((choice for choice in choices if fits is None or fits(choice.parts)), None)
 
 
+def not_picked(verdict: Verdict, row: HostRow) -> Verdict:
+    """Why a kernel that would serve if asked for does not: nobody asked, and its row here is approximate."""
+    if not verdict.accepted:
+        return verdict
+    needed = "an exact row, because nobody asked for an approximate one"
+    return Verdict(row.name, False, "accuracy", "accuracy", needed, "approximate rows only", row.plugin.name)
+
+
 def pickable(facts: Facts, table: Table) -> int:
     """The rows `auto` may take, with the side the policy chose of each name two distributions claim."""
     index = table.answers[0].slot_index
@@ -98,6 +121,13 @@ def pickable(facts: Facts, table: Table) -> int:
     for side in facts.launch.policy.duplicates:
         mask |= index.chosen(side)
     return mask
+
+
+def allowed_names(facts: Facts, table: Table) -> frozenset[str]:
+    """Accepted kernels of distributions that are not denied, nor outside an allow list that has others."""
+    names = list(dict.fromkeys(_ranked(facts, table)))
+    inside = [name for name in names if not _is_outside(facts, table, name)]
+    return frozenset(inside or names)
 
 
 def _ranked(facts: Facts, table: Table) -> Iterable[str]:
@@ -114,10 +144,9 @@ def _by_merit(facts: Facts, table: Table) -> Iterable[str]:
     measurements, keeps = facts.measurements, facts.launch.policy.keep_graph
     if measurements is None and not keeps:
         return table.by_rank(pickable(facts, table))
-    wanted = GRAPH_LEVELS.index(facts.engine.graph)
 
     def order(name: str) -> tuple[bool, float]:
-        loses = keeps and any(level_of(part.row, part.asked.question) < wanted for part in table.parts(name))
+        loses = keeps and _loses_graph(facts, table, name)
         time = measurements.time_of(table.slot, table.phase, name) if measurements is not None else None
         return loses, time if time is not None else float("inf")
 

@@ -30,7 +30,7 @@ from backstamp.plan import Plan
 from backstamp.plan_rows import not_run
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
 from backstamp.selection import Decision, Part
-from backstamp.settle import conversions_of, graph_level, kv_dtype_of_rows, layout_of, page_size_of
+from backstamp.settle import conversions_of, graph_level, kv_dtype_of_rows, layout_of, page_size_of, share_a_cache
 
 __all__ = ["decide", "resolve", "resolve_on"]
 
@@ -86,8 +86,12 @@ def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
     parts, launch, engine = work.parts(), facts.launch, facts.engine
     rows = [part.row for part in parts]
     who = f"{facts.role} of {facts.model.name}"
-    page_size, page_size_source = page_size_of(rows, launch, engine, who)
-    layouts = (("attention", layout_of(rows, engine, who)), *linear.layouts)
+    # what cannot be had of a shared cache is told by naming both sides
+    cache = facts.cache if share_a_cache(parts, facts.cache) else engine
+    page_size, page_size_source = page_size_of(rows, launch, cache, who)
+    if cache is not engine and page_size_source.startswith("engine"):
+        page_size_source = "target"
+    layouts = (("attention", layout_of(rows, cache, who)), *linear.layouts)
     kv_dtype = kv_dtype_of_rows(parts, who)
     check_shared_cache(facts, kv_dtype, page_size, layouts[0][1], rows)
     plan = Plan(

@@ -32,12 +32,14 @@ __all__ = [
     "Kind",
     "Part",
     "Table",
+    "absent",
     "ask",
     "bind_key",
     "bind_request",
     "by_rows",
     "phase_plan",
     "table_of",
+    "unlike_settings",
 ]
 
 
@@ -149,9 +151,16 @@ def table_of(slot: Slot, asked: tuple[Asked, ...], common: tuple[Answer, ...], n
     return Table(needs.phase, slot, needs, asked, answers, verdicts)
 
 
-def by_rows(table: Table, choice: Choice) -> Iterator[Choice]:
-    """A choice by each way the rows of its kernel serve, best first."""
-    return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name))
+def by_rows(table: Table, choice: Choice, among: int = -1) -> Iterator[Choice]:
+    """A choice by each way the rows of its kernel serve, among the rows of a mask, best first."""
+    return (choice._replace(parts=parts) for parts in table.all_parts(choice.parts[0].row.name, among))
+
+
+def unlike_settings(part: Part) -> bool:
+    """Whether a kernel would have to compile one value in for layers that have several."""
+    if "softcap" not in part.row.offer.build_settings:
+        return False
+    return len({group.facts.softcap for group in part.asked.groups}) > 1
 
 
 def bind_request(facts: Facts, table: Table, request: Request, who: str) -> Choice:
@@ -195,16 +204,28 @@ def bind_key(facts: Facts, table: Table, key: str, who: str, source: str, kind: 
     raise refused_key(facts.host, table, key, who, tuple(passed))
 
 
+def absent(facts: Facts, slot: Slot, kernel: str) -> Verdict:
+    """The verdict of a kernel no loaded plugin has: not installed, failed, or claimed by two."""
+    catalogue = facts.host.catalogue
+    needed = f"a plugin that has {kernel}"
+    conflict, failure = catalogue.conflicts.get((slot, kernel)), catalogue.failure_of(kernel)
+    if conflict is not None:
+        return Verdict(kernel, False, "conflict", "plugin", needed, f"two: {', '.join(conflict.distributions)}")
+    if failure is not None:
+        return Verdict(kernel, False, "failed", "plugin", needed, f"one that failed: {failure.cause}")
+    return Verdict(kernel, False, "not_installed", "plugin", needed, "none installed")
+
+
 def _missing(facts: Facts, table: Table, kernel: str, who: str) -> Verdict:
     """The verdict of a kernel no loaded plugin has; raises where one should have it."""
+    verdict = absent(facts, table.slot, kernel)
     catalogue = facts.host.catalogue
-    conflict = catalogue.conflicts.get((table.slot, kernel))
-    if conflict is not None:
-        raise conflicting_key(who, conflict)
+    if verdict.code == "conflict":
+        raise conflicting_key(who, catalogue.conflicts[table.slot, kernel])
     failure = catalogue.failure_of(kernel)
     if failure is not None:
         raise failed_key(who, kernel, failure)
-    return Verdict(kernel, False, "not_installed", "plugin", f"a plugin that has {kernel}", "none installed")
+    return verdict
 
 
 def phase_plan(
@@ -263,7 +284,7 @@ def _settings(part: Part) -> tuple[tuple[str, float], ...]:
     if "softcap" not in part.row.offer.build_settings:
         return ()
     softcaps = sorted({group.facts.softcap for group in part.asked.groups})
-    if len(softcaps) > 1:
+    if unlike_settings(part):
         raise ConflictingRequest(
             f"kernel {part.row.offer.kernel!r}, component {part.asked.component}",
             needed="one softcap for all layers, because it is compiled in",
