@@ -303,3 +303,49 @@ def test_an_error_of_usage_is_json_too_where_json_was_asked_for(arguments: tuple
     status, out, err = backstamp(*arguments, "--json")
     assert (status, err) == (2, "")
     assert json.loads(out)["error"]["code"] == "bad_input"
+
+
+HOSTILE = "[red]h\u001b[2J\n::error::y"
+
+
+@pytest.mark.parametrize("command", [("resolve",), ("explain",), ("explain", "torch_native"), ("hosts", "show")])
+def test_names_from_files_reach_no_terminal_raw(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """A host, a model and an engine named by strangers: no escape code, no CI command, no markup."""
+    record = {"schema": 1, "name": HOSTILE, "device": "cpu", "arch": "x86_64", "device_name": HOSTILE}
+    (tmp_path / "host.json").write_text(json.dumps(record), "utf-8")
+    config = {**json.loads((MODELS / "mha.json").read_text("utf-8")), "model_type": HOSTILE}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    (tmp_path / "engine.json").write_text(json.dumps({"name": HOSTILE, "page_size": 16}), "utf-8")
+    flags = ("--host", "host.json", "--model", "config.json", "--engine", "engine.json")
+    files = ("host.json",) if command[0] == "hosts" else flags
+    status, out, err = backstamp(*command, *files, cwd=tmp_path)
+    assert status == 0, err
+    assert "\x1b" not in out
+    assert not [line for line in out.splitlines() if line.startswith("::")]
+    assert "[red]h" in out
+
+
+def test_a_draft_model_that_is_not_there_is_told_for_its_target_too() -> None:
+    """A target's plan does not read the draft's config, and a wrong name must not wait until the draft's does."""
+    status, _, err = backstamp("resolve", "--host", "h100", "--draft-model", "/no/such/config.json")
+    assert status == 2
+    assert "No such file" in err
+
+
+def test_explain_tells_components_and_warnings(tmp_path: Path) -> None:
+    """What runs beside the main component, and what resolve warns about, is no secret of resolve."""
+    flags = (
+        "explain",
+        "--host",
+        "h100",
+        "--model",
+        str(MODELS / "mllama.json"),
+        "--verify-attention-backend",
+        "triton",
+    )
+    answer = answered(*flags)
+    assert {row["component"] for row in answer["components"]} == {"cross_attention", "vision"}
+    assert {"unused", "assumed"} <= {row["code"] for row in answer["warnings"]}
+    _, out, _ = backstamp(*flags)
+    assert "vision" in out
+    assert "unused: --verify-attention-backend triton" in out

@@ -145,3 +145,13 @@ def test_a_store_that_closes_says_who_had_answered() -> None:
     )
     assert "\x1b" not in caught.value.message
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_rank_that_comes_after_the_others_gave_up_has_agreed_with_nobody() -> None:
+    """flashinfer #3186: all the values are there, and whoever showed them has gone."""
+    store = dist.HashStore()
+    for rank in (0, 1):
+        with pytest.raises(RankMissing, match="2 did not"):
+            swap(store, rank, 3)
+    with pytest.raises(RankMissing, match=r"rank \d, which had given up before rank 2 came"):
+        swap(store, 2, 3)

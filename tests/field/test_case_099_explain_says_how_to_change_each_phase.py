@@ -31,7 +31,9 @@ CATALOGUE = catalogue_of(
 def stories(requests: Requests, catalogue: Catalogue = CATALOGUE) -> dict[str, PhaseStory]:
     """The five stories by phase, for SM90."""
     host = compile_for(catalogue, described_host("h100"))
-    return {item.phase: item for item in explain_plan(host, make_launch(requests), EngineFacts(), default_model())}
+    return {
+        item.phase: item for item in explain_plan(host, make_launch(requests), EngineFacts(), default_model()).phases
+    }
 
 
 @pytest.mark.parametrize(

@@ -97,13 +97,32 @@ class _StoreExchange:
             self.store.set(f"{at}/{self.rank}", payload.decode("ascii"))
             self._await(at, missing)
             late = tuple(missing)
+            if late:
+                self.store.set(f"{at}/given_up", str(self.rank))
             shown = {} if late else {rank: self.store.get(f"{at}/{rank}") for rank in range(self.world_size)}
         except _LOST as cause:
             _raise_missing(self, missing, f"; the store does not answer: {cause}", cause)
         self._leave(at, late)
         if late:
             _raise_missing(self, late)
+        self._check_kept(at)
         return shown
+
+    def _check_kept(self, at: str) -> None:
+        """A rank that comes when the others have given the round up has agreed with nobody."""
+        try:
+            if not self.store.check([f"{at}/given_up"]):
+                return
+            other = self.store.get(f"{at}/given_up").decode("ascii")
+        except _LOST:
+            # the store went with its host, which leaves only after it has read what all have shown
+            return
+        raise RankMissing(
+            f"agreement of {self.world_size} ranks, rank {self.rank}",
+            needed=f"every rank within the same {self.timeout_s:g} s",
+            found=f"rank {other}, which had given up before rank {self.rank} came",
+            fix="Start the ranks closer together, or allow a longer timeout_s on all",
+        )
 
     def _await(self, at: str, missing: list[int]) -> None:
         """Strike out the ranks that have shown something, until none is left or the deadline has come."""

@@ -191,7 +191,7 @@ def parse_host(data: object, name: str) -> HostFacts:
     fields.only(_RECORDED_FIELDS if fields.recorded else _PROFILE_FIELDS)
     device = _device(f"host {name}, field device", fields.text("device"))
     arch = fields.text("arch")
-    if device == "cuda" and not re.fullmatch(r"\d+\.\d+", arch):
+    if device == "cuda" and not re.fullmatch(r"\d{1,3}\.\d{1,2}", arch):
         raise fields.bad("arch", 'a compute capability such as "9.0"', repr(arch))
     runtimes = fields.pairs("runtimes") if fields.recorded else fields.texts(_RUNTIMES)
     libraries = fields.pairs("libraries")

@@ -238,6 +238,8 @@ def load_model(path: str | Path, dtype: str | None = None) -> ModelFacts:
     try:
         if file.is_dir():
             file = file / "config.json"
+        if file.exists() and not file.is_file():
+            raise BadModel(who, needed="a readable config.json", found="a pipe or a device")
         data = json.loads(file.read_text("utf-8"))
         beside = file.with_name(_BESIDE)
         told = not isinstance(data, dict) or data.get("quantization_config") is not None

@@ -19,11 +19,12 @@ from backstamp.launch import Launch, flag_of
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import PhaseWork
+from backstamp.plan import Plan
 from backstamp.plan_rows import Verdict
 from backstamp.resolution import decide
 from backstamp.selection import Table
 
-__all__ = ["PhaseStory", "explain_plan"]
+__all__ = ["Explanation", "PhaseStory", "explain_plan"]
 
 _DRAFT_PHASES: Final = frozenset({"draft_decode", "draft_extend"})
 #: What each source means, in words; a source that is none of these says itself.
@@ -62,6 +63,13 @@ class PhaseStory(NamedTuple):
         }
 
 
+class Explanation(NamedTuple):
+    """The five stories, and the plans they tell of: the target's, and the draft's where one proposes tokens."""
+
+    phases: tuple[PhaseStory, ...]
+    plans: tuple[Plan, ...]
+
+
 def explain_plan(
     host: HostCatalogue,
     launch: Launch,
@@ -69,7 +77,7 @@ def explain_plan(
     model: ModelFacts,
     draft: ModelFacts | None = None,
     measurements: Measurements | None = None,
-) -> tuple[PhaseStory, ...]:
+) -> Explanation:
     """Resolve a target, and its draft where one proposes tokens, and tell all five phases.
 
     Raises:
@@ -77,10 +85,12 @@ def explain_plan(
     """
     plan, work = decide(gather(host, launch, engine, model, measurements))
     works: dict[Role, PhaseWork] = {"target": work}
+    plans: tuple[Plan, ...] = (plan,)
     if launch.speculative:
         drafted = draft if draft is not None else model
-        _, works["draft"] = decide(gather(host, launch, engine, drafted, measurements, "draft", plan))
-    return tuple(_story(phase, works) for phase in PHASES)
+        draft_plan, works["draft"] = decide(gather(host, launch, engine, drafted, measurements, "draft", plan))
+        plans += (draft_plan,)
+    return Explanation(tuple(_story(phase, works) for phase in PHASES), plans)
 
 
 def _story(phase: Phase, works: Mapping[Role, PhaseWork]) -> PhaseStory:

@@ -135,17 +135,16 @@ def unknown_key(host: HostCatalogue, table: Table, key: str, who: str) -> Backst
     other_slot = [slot for slot in ("attention", "linear") if slot != table.slot and catalogue.owner(key, slot)]
     if key in FIRST_PARTY and not other_slot:
         return _not_installed(host, table, key, who, ())
-    keys = catalogue.keys(table.slot)
+    keys, bare = catalogue.keys(table.slot), key.rpartition(":")[2]
     owned = []
     for name in keys:
         owner = catalogue.owner(name, table.slot)
         owned.append(f"{name} ({owner.distribution})" if owner else name)
-    match = near(key.rpartition(":")[2], sorted({*keys, *FIRST_PARTY}))
+    match = near(bare, sorted({*keys, *FIRST_PARTY})) if bare not in _UNSET else None
     found = f"the unknown key {plain(key)!r}"
     if other_slot:
         found += f", which exists in the {other_slot[0]} slot"
     failed = "; ".join(f"plugin {item.plugin.name} failed: {item.cause}" for item in catalogue.failures)
-    bare = key.rpartition(":")[2]
     owner = catalogue.owner(bare, table.slot)
     if bare in catalogue.parent_only:
         return UnknownKey(
@@ -163,8 +162,16 @@ def unknown_key(host: HostCatalogue, table: Table, key: str, who: str) -> Backst
         needed=f"one of {', '.join(owned) or 'no keys: no plugin is installed'}",
         found=found,
         considered=failed,
-        fix=f"Did you mean {match!r}{where}?" if match is not None else _resolving(table),
+        fix=f"Did you mean {match!r}{where}?" if match is not None else _hint(table, bare),
     )
+
+
+#: What people write for no request at all.
+_UNSET: Final = frozenset({"auto", "none", "default", ""})
+
+
+def _hint(table: Table, bare: str) -> str:
+    return "Leave the flag out to resolve by auto" if bare in _UNSET else _resolving(table)
 
 
 def failed_key(who: str, key: str, failure: Failure) -> BackstampError:

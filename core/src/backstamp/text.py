@@ -15,12 +15,12 @@ __all__ = ["canonical", "near", "plain", "qualified"]
 _LIMIT_CHARACTERS = 400
 
 
-def plain(text: str) -> str:
-    """One printable line: control characters become spaces, `::` loses its force, long text is cut."""
+def plain(text: str, most: int = _LIMIT_CHARACTERS) -> str:
+    """One printable line of `most` characters: control characters become spaces, `::` loses its force."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     # one at a time: what follows a replaced pair may be a third colon
     line = re.sub(r":(?=:)", ": ", line)
-    return line if len(line) <= _LIMIT_CHARACTERS else line[: _LIMIT_CHARACTERS - 3] + "..."
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def canonical(distribution: str) -> str:

@@ -18,12 +18,12 @@ from backstamp.errors import BackstampError
 from backstamp.plan import Plan
 from backstamp.text import plain
 
-__all__ = ["print_error", "print_json", "print_plan", "print_table", "say"]
+__all__ = ["print_error", "print_groups", "print_json", "print_plan", "print_table", "say"]
 
 
 def say(text: str, style: str = "") -> None:
-    """One line of text, wrapped at the terminal's width."""
-    _console().print(Text(text, style=style))
+    """One line of text, wrapped at the terminal's width; names in it may come from files and plugins."""
+    _console().print(Text(plain(text, most=4000), style=style))
 
 
 def print_json(value: object) -> None:
@@ -81,7 +81,7 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         for row in plan.linear.rows:
             rows.append((f"linear {row.phase}", row.requested or "-", row.kernel or "-", "", row.source))
     print_table(("phase", "asked", "kernel", "library", "source"), rows)
-    _print_groups(plan)
+    print_groups(plan)
     if verdicts:
         _print_refusals(plan)
     for feature in plan.features:
@@ -95,7 +95,7 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         say(f"{warning.code}: {warning.text}", "yellow")
 
 
-def _print_groups(plan: Plan) -> None:
+def print_groups(plan: Plan) -> None:
     """Which kernel runs which layers, where that is not one for all."""
     kinds = {(group.component, group.kernel) for row in plan.running for group in row.groups}
     if len(kinds) == 1:

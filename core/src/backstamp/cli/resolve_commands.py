@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from backstamp.catalogue import Catalogue, build_catalogue
-from backstamp.cli.console import print_json, print_plan, print_table, say
+from backstamp.cli.console import print_groups, print_json, print_plan, print_table, say
 from backstamp.cli.options import AsJson, Flags, with_flags
 from backstamp.compiled import compile_for
 from backstamp.construction import RunnerShape, build
@@ -17,6 +18,7 @@ from backstamp.explanation import PhaseAnswer, explain_key
 from backstamp.model import load_model
 from backstamp.plan import Plan
 from backstamp.plan_explanation import explain_plan
+from backstamp.plan_rows import GroupPlan, PhasePlan, Warn
 from backstamp.reports import built_report
 from backstamp.resolution import resolve_on
 from backstamp.testing.fakes import recording_factory
@@ -68,12 +70,15 @@ def _explain_launch(flags: Flags, as_json: bool) -> None:
     host = compile_for(build_catalogue(discover()), flags.host_facts())
     model = flags.target_model()
     draft = load_model(flags.draft_model) if flags.draft_model is not None else None
-    stories = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
+    stories, plans = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
     failures = host.catalogue.failures
     if as_json:
         failed = [{**item.plugin.as_json(), "cause": item.cause} for item in failures]
         told = [story.as_json() for story in stories]
-        print_json({"host": host.host.name, "model": model.name, "phases": told, "failed": failed})
+        components = [{"role": plan.role, "phase": row.phase, **group.as_json()} for plan, row, group in _beside(plans)]
+        warnings = [warning.as_json() for warning in _warnings(plans)]
+        answer = {"host": host.host.name, "model": model.name, "phases": told, "components": components}
+        print_json({**answer, "warnings": warnings, "failed": failed})
         return
     say(f"{model.name} on {host.host.name}")
     rows = [(story.phase, story.kernel or "-", story.reason, story.setting) for story in stories]
@@ -85,9 +90,24 @@ def _explain_launch(flags: Flags, as_json: bool) -> None:
             nearest.setdefault(f"{story.nearest}: {lacks}", []).append(story.phase)
     for text, phases in nearest.items():
         say(f"nearest refused for {', '.join(phases)}: {text}")
+    for plan in plans:
+        print_groups(plan)
+    for warning in _warnings(plans):
+        say(f"{warning.code}: {warning.text}", "yellow")
     for item in failures:
         plugin = item.plugin
         say(f"FAILED: plugin {plugin.name} ({plugin.distribution} {plugin.version}): {plain(item.cause)}", "red")
+
+
+def _beside(plans: Sequence[Plan]) -> Iterator[tuple[Plan, PhasePlan, GroupPlan]]:
+    """The groups of layers beside the main component's."""
+    for plan in plans:
+        for row in plan.running:
+            yield from ((plan, row, group) for group in row.groups if group.component != row.groups[0].component)
+
+
+def _warnings(plans: Sequence[Plan]) -> list[Warn]:
+    return list(dict.fromkeys(warning for plan in plans for warning in plan.warnings))
 
 
 def _row(answer: PhaseAnswer) -> tuple[str, str, str, str]:
@@ -128,6 +148,9 @@ def _plan(flags: Flags) -> tuple[Plan, Catalogue]:
     host = compile_for(catalogue, flags.host_facts())
     engine = flags.engine_facts()
     target = None
+    if flags.draft_model is not None:
+        # a target's plan does not read it, and a wrong name must not wait for the draft's
+        load_model(flags.draft_model)
     if flags.role == "draft" and flags.draft_model is not None:
         target = resolve_on(host, flags.launch("target"), engine, flags.target_model())
     return resolve_on(host, flags.launch(), engine, flags.runner_model(), role=flags.role, target=target), catalogue

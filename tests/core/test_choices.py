@@ -1,0 +1,286 @@
+"""What may be taken where nobody asked, and how phases, layers and drafts come to share one cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backstamp.decisions import any_phase_runs, half_runs
+from backstamp.declarations import Alias, FamilyDefault, Offer, PageSizes
+from backstamp.discovery import Failure
+from backstamp.engine import EngineFacts
+from backstamp.errors import BadInput, ConflictingRequest, Refused, StrictViolation, Unresolved
+from backstamp.launch import Requests, make_launch
+from backstamp.model import DraftFacts, model_from_config
+from backstamp.plan import Plan
+from backstamp.plan_rows import PluginRef
+from backstamp.policy import Policy
+from backstamp.resolution import resolve
+from backstamp.testing.fakes import catalogue_of, fake_plugin
+from backstamp.testing.hosts import described_host
+from tests.models import config
+from tests.resolving import kernel
+from tests.scenes import DENSE, GATED, GDN, MLA, model_with, plan_with, texts_of
+
+SPEC = Requests(speculative_algorithm="EAGLE")
+HALVES = frozenset({"prefill", "decode"})
+HYBRID = model_with((3, GATED), (1, DENSE))
+FAMILY = model_with((2, DENSE), name="g")
+TWO = EngineFacts(layouts=frozenset({"hnd", "nhd"}))
+NARROW = replace(DENSE, head_dim=64, v_head_dim=64)
+
+
+def wishing(*kernels: str, **more: object) -> object:
+    """An engine adapter whose family g prefers these kernels."""
+    default = FamilyDefault(model_type="g", kernels=kernels, **more)
+    return fake_plugin("adapter", family_defaults=[default], distribution="backstamp-sglang")
+
+
+def linear(name: str, **changes: object) -> Offer:
+    """A kernel of the linear slot."""
+    return kernel(name, **GDN, **changes)
+
+
+def test_verify_by_default_takes_no_approximate_row_nobody_asked_for() -> None:
+    """X verifies by an approximate row alone: behind auto's X that is no verify, behind an asked-for X it is."""
+    rows = [
+        kernel("X", phases=HALVES, priority=90),
+        kernel("X", phases=frozenset({"verify"}), accuracy="fp8_math", priority=90),
+        kernel("Y"),
+    ]
+    assert plan_with(rows, SPEC).phase("verify").kernel == "Y"
+    assert plan_with(rows, replace(SPEC, attention_backend="X")).phase("verify").kernel == "X"
+
+
+def test_a_refused_verify_says_that_only_approximate_rows_are_there() -> None:
+    """Where nothing else verifies, the reason is the row, not silence."""
+    rows = [kernel("X", phases=HALVES), kernel("X", phases=frozenset({"verify"}), accuracy="fp8_math")]
+    with pytest.raises(Refused, match="an exact row, because nobody asked for an approximate one"):
+        plan_with(rows, SPEC)
+
+
+def test_a_draft_inherits_no_approximate_row_nobody_asked_for() -> None:
+    """The target's X is exact for MLA and approximate for this draft: Y drafts, and the plan says why."""
+    rows = [kernel("X", **MLA, priority=90), kernel("X", accuracy="fp8_math", priority=90), kernel("Y", priority=1)]
+    target = plan_with(rows, SPEC, model=model_from_config(config("mla")))
+    draft = plan_with(rows, SPEC, role="draft", target=target)
+    assert (draft.phase("draft_decode").kernel, draft.phase("draft_decode").source) == ("Y", "inherited -> auto")
+    asked = replace(SPEC, attention_backend="X")
+    target = plan_with(rows, asked, model=model_from_config(config("mla")))
+    assert plan_with(rows, asked, role="draft", target=target).phase("draft_decode").kernel == "X"
+
+
+@pytest.mark.parametrize(
+    ("rows", "policy"),
+    [
+        ([linear("triton", accuracy="rough")], Policy()),
+        ([linear("triton")], Policy(deny=frozenset({"fake-t"}))),
+        ([linear("triton")], Policy(allow=frozenset({"fake-o", "fake-p"}))),
+    ],
+    ids=["approximate", "denied", "outside"],
+)
+def test_unset_linear_verify_follows_what_auto_may_take(rows: list[Offer], policy: Policy) -> None:
+    """A default is no request."""
+    plugins = [kernel("x"), fake_plugin("t", rows), fake_plugin("o", [linear("other", priority=1)])]
+    plan = plan_with(plugins, SPEC, model=HYBRID, policy=policy)
+    assert plan.linear.verify.kernel == "other"
+
+
+def test_a_strangers_hybrid_list_is_not_autos() -> None:
+    """An alias for other people's kernels is refused when asked for, and so not taken by auto; the plan says so."""
+    stranger = fake_plugin("q", [kernel("evil", priority=1)], [Alias(key="hybrid_linear_attn", kernels=("evil", "x"))])
+    plugins = [kernel("x"), fake_plugin("t", [linear("triton")]), stranger]
+    plan = plan_with(plugins, model=HYBRID)
+    assert plan.phase("decode").kernel == "x"
+    assert "speaks for kernels that are not its own" in texts_of(plan, "lost")[0]
+    own = fake_plugin("q", [kernel("evil", priority=1)], [Alias(key="hybrid_linear_attn", kernels=("evil",))])
+    assert plan_with([*plugins[:2], own], model=HYBRID).phase("decode").kernel == "evil"
+
+
+def test_a_wish_that_gives_nothing_is_told() -> None:
+    """A family's wish and the hybrid list are lost with a word, an error in strict mode."""
+    plan = plan_with([kernel("z"), wishing("nosuch")], model=FAMILY)
+    assert plan.phase("decode").kernel == "z"
+    assert "family g prefers nosuch; none of them is taken" in texts_of(plan, "lost")[0]
+    with pytest.raises(StrictViolation, match="prefers nosuch"):
+        plan_with([kernel("z"), wishing("nosuch")], model=FAMILY, policy=Policy(strict=True))
+
+
+def test_a_wish_passes_over_a_failed_plugin_as_failed() -> None:
+    """vLLM #48277: what did not load is not called absent, and the failure is in the plan."""
+    gone = Failure(
+        plugin=PluginRef("accel", "fake-accel", "1.0"),
+        entry="accel.plugin",
+        cause="ImportError: libx",
+        error=None,
+        names=frozenset({"accel"}),
+    )
+    catalogue = catalogue_of(fake_plugin("p", [kernel("x")]), wishing("accel", "x"), failures=[gone])
+    plan = resolve(make_launch(Requests()), EngineFacts(), FAMILY, described_host("h100"), catalogue)
+    assert plan.phase("decode").source == "family"
+    assert "passed over accel, got one that failed: ImportError: libx" in texts_of(plan, "lost")[0]
+    assert "ImportError: libx" in texts_of(plan, "failed")[0]
+
+
+def test_a_wish_takes_exact_rows_of_allowed_distributions_first() -> None:
+    """A wish is nobody's request: approximate rows are not for it, and an allow list comes before its order."""
+    rough = fake_plugin("r", [kernel("rough", accuracy="fp8_math"), kernel("z", priority=1)])
+    assert plan_with([rough, wishing("rough", "z")], model=FAMILY).phase("decode").kernel == "z"
+    outside = [fake_plugin("a", [kernel("first")]), fake_plugin("b", [kernel("second")]), wishing("first", "second")]
+    assert plan_with(outside, model=FAMILY).phase("decode").kernel == "first"
+    allowed = plan_with(outside, model=FAMILY, policy=Policy(allow=frozenset({"fake-b"})))
+    assert allowed.phase("decode").kernel == "second"
+
+
+def test_an_operators_mode_is_not_undone_by_an_embedders_verify() -> None:
+    """operator > embedder, also between two fields that speak about one phase."""
+    rows = [kernel("x"), kernel("y", priority=1)]
+    asked = replace(SPEC, decode_attention_backend="y", speculative_attention_mode="decode")
+    embedder = Requests(verify_attention_backend="x")
+    assert plan_with(rows, asked, embedder=embedder).phase("verify").kernel == "y"
+    assert plan_with(rows, replace(asked, verify_attention_backend="x")).phase("verify").kernel == "x"
+
+
+def test_the_draft_is_a_scope_too() -> None:
+    """A request scoped to the draft binds the draft and leaves its target alone."""
+    rows = [kernel("x", priority=90), kernel("y", priority=1)]
+    asked = replace(SPEC, component_backends={"draft": "y"})
+    target = plan_with(rows, asked)
+    assert target.phase("decode").kernel == "x"
+    assert plan_with(rows, asked, role="draft", target=target).phase("draft_decode").kernel == "y"
+
+
+def test_an_unmasked_kernel_gets_no_causal_layer() -> None:
+    """transformers #45811: one non-causal group must not hide the causal ones from the check of the mask."""
+    mixed = model_with((2, replace(DENSE, causal=False)), (2, replace(DENSE, window_left=1023)))
+    features = frozenset({"non_causal", "window"})
+    rows = [kernel("bare", features=features, mask_format="none", priority=90), kernel("masks", features=features)]
+    assert plan_with(rows, model=mixed).phase("decode").kernel == "masks"
+    with pytest.raises(Refused, match="a causal model"):
+        plan_with(rows, Requests(attention_backend="bare"), model=mixed)
+
+
+def test_unlike_layers_are_tried_in_every_combination() -> None:
+    """The best kernel of the first group leaves the second no layout: the next best pair is taken."""
+    model = model_with((2, DENSE), (2, NARROW))
+    rows = [
+        kernel("h", layouts=("hnd",), head_dims=(128,), priority=99),
+        kernel("n", layouts=("nhd",), head_dims=(128,)),
+        kernel("m", layouts=("nhd",), head_dims=(64,)),
+    ]
+    groups = plan_with(rows, engine=TWO, model=model).phase("decode").groups
+    assert [group.kernel for group in groups] == ["n", "m"]
+
+
+def test_layer_by_layer_joins_what_was_asked_for_beside_it() -> None:
+    """A bound decode fixes the page size; prefill's groups take what reads it."""
+    model = model_with((2, DENSE), (2, NARROW))
+    small, large = PageSizes(preferred=16, exact=(16,)), PageSizes(preferred=64, exact=(64,))
+    rows = [
+        kernel("bound", page_sizes=small, phases=frozenset({"decode"})),
+        kernel("big", page_sizes=large, phases=frozenset({"prefill"}), priority=90),
+        kernel("fit", page_sizes=small, phases=frozenset({"prefill"}), priority=10),
+    ]
+    plan = plan_with(rows, Requests(decode_attention_backend="bound"), model=model, policy=Policy(layers="per_layer"))
+    assert {group.kernel for group in plan.phase("prefill").groups} == {"fit"}
+    verdicts = {verdict.kernel: verdict.accepted for verdict in plan.phase("prefill").verdicts}
+    assert verdicts["fit"]
+
+
+def test_a_kernel_that_runs_some_layers_is_not_listed_as_refused() -> None:
+    """Layer by layer a verdict says whether a kernel serves any group."""
+    model = model_with((2, DENSE), (2, NARROW))
+    plan = plan_with([kernel("wide", head_dims=(128,)), kernel("thin", head_dims=(64,))], model=model)
+    assert all(verdict.accepted for verdict in plan.phase("decode").verdicts)
+
+
+def test_unlike_softcaps_go_to_a_kernel_that_takes_them_with_each_call() -> None:
+    """One compiled value cannot follow two layers; auto takes the kernel that need not compile it."""
+    model = model_with((1, replace(DENSE, softcap=50.0)), (1, replace(DENSE, softcap=30.0)))
+    features = frozenset({"softcap"})
+    rows = [
+        kernel("compiled", features=features, build_settings=features, priority=90),
+        kernel("per_call", features=features),
+    ]
+    assert plan_with(rows, model=model).phase("decode").kernel == "per_call"
+    with pytest.raises(ConflictingRequest, match="one softcap for all layers"):
+        plan_with(rows, Requests(attention_backend="compiled"), model=model)
+
+
+def test_a_draft_that_shares_its_targets_cache_takes_what_the_target_has() -> None:
+    """A flexible draft follows a hard target in layout and page size."""
+    pages = PageSizes(preferred=64, exact=(64,))
+    hard = kernel("t", layouts=("hnd",), page_sizes=pages, draft_phases=frozenset())
+    target = plan_with([hard], SPEC, engine=TWO)
+    sharing = replace(model_with((2, DENSE)), draft=DraftFacts(shares_kv=True))
+    flexible = kernel("f", layouts=("nhd", "hnd"), page_sizes=PageSizes(preferred=16, multiple_of=16))
+    asked = replace(SPEC, draft_attention_backend="f")
+    draft = plan_with([hard, flexible], asked, role="draft", target=target, model=sharing, engine=TWO)
+    assert (draft.page_size, draft.page_size_source, dict(draft.layouts)["attention"]) == (64, "target", "hnd")
+    pages = PageSizes(preferred=16, multiple_of=16)
+    rows = [
+        hard,
+        kernel("n", layouts=("nhd",), page_sizes=pages, priority=90),
+        kernel("g", layouts=("hnd",), page_sizes=pages),
+    ]
+    draft = plan_with(rows, SPEC, role="draft", target=target, model=sharing, engine=TWO)
+    assert draft.phase("draft_decode").kernel == "g"
+
+
+def test_two_readings_of_one_kv_dtype_do_not_share_a_cache() -> None:
+    """vLLM #41657, #14221: the operator's word means two things to two kernels, so it is an error naming both."""
+    names = {"kv_dtypes": frozenset({"e5m2"}), "kv_dtype_names": {"fp8_e4m3": "e5m2"}}
+    rows = [kernel("a", priority=90, **names), kernel("b", kv_dtypes=frozenset({"e4m3fn"}))]
+    fp8 = Requests(kv_cache_dtype="fp8_e4m3")
+    split = replace(fp8, prefill_attention_backend="a", decode_attention_backend="b")
+    with pytest.raises(ConflictingRequest, match="b reads e4m3fn and a reads e5m2"):
+        plan_with(rows, split)
+    assert plan_with(rows, replace(fp8, attention_backend="a")).kv_dtype == "e5m2"
+    assert plan_with(rows, replace(fp8, decode_attention_backend="b")).phase("prefill").kernel == "b"
+
+
+def test_guards_see_the_linear_slot_and_refuse_to_be_asked_about_nothing() -> None:
+    """SGLang #34264: a guard on a library fires wherever it runs; asking about no kernel is an error."""
+    plan: Plan = plan_with([kernel("fa3"), linear("flashinfer")], model=HYBRID)
+    assert any_phase_runs(plan, "flashinfer")
+    for nothing in (None, ""):
+        with pytest.raises(Unresolved, match="no backend given"):
+            any_phase_runs(plan, nothing)
+    with pytest.raises(Unresolved):
+        half_runs(plan, "prefill", ())
+    with pytest.raises(BadInput, match="'decod'"):
+        half_runs(plan, "decod", {"fa3"})
+
+
+def test_unlike_linear_layers_get_a_kernel_each() -> None:
+    """Where no linear kernel serves them all, each group has its own."""
+    other = replace(GATED, head_dim=64, v_head_dim=64)
+    model = model_with((2, GATED), (1, other), (1, DENSE))
+    plan = plan_with([kernel("x"), linear("wide", head_dims=(128,)), linear("thin", head_dims=(64,))], model=model)
+    assert {group.kernel for group in plan.linear.decode.groups} == {"wide", "thin"}
+
+
+def test_context_parallelism_asks_no_lse_of_a_recurrence() -> None:
+    """A state has no softmax to merge."""
+    plan = plan_with([kernel("x", features=frozenset({"lse"})), linear("triton")], Requests(dcp_size=2), model=HYBRID)
+    assert plan.linear.decode.kernel == "triton"
+
+
+def test_a_contested_name_nobody_needed_stops_no_strict_launch() -> None:
+    """Duplicates are errors for that name, never for the catalogue."""
+    plugins = [fake_plugin("a", [kernel("same"), kernel("own")]), fake_plugin("b", [kernel("same")])]
+    strict = Policy(strict=True)
+    asked = Requests(attention_backend="own")
+    assert plan_with(plugins, asked, policy=strict).phase("decode").kernel == "own"
+    with pytest.raises(StrictViolation, match="claimed by fake-a and fake-b"):
+        plan_with(plugins, policy=strict)
+
+
+def test_names_that_match_nothing_are_told() -> None:
+    """A duplicate nobody claims twice, and a linear verify where nothing drafts."""
+    plan = plan_with([kernel("x")], policy=Policy(duplicates=frozenset({"nosuch:x"})))
+    assert "--duplicate nosuch:x" in texts_of(plan, "unmatched")[0]
+    plugins = [kernel("x"), linear("triton")]
+    plan = plan_with(plugins, Requests(linear_attn_verify_backend="triton"), model=HYBRID)
+    assert "--linear-attn-verify-backend triton" in texts_of(plan, "unused")[0]
