@@ -119,3 +119,24 @@ def test_a_wish_that_cannot_share_the_cache_is_left_with_the_reason() -> None:
     assert all("its cache is not that of the main component" in text for text in texts_of(plan, "changed"))
     with pytest.raises(ConflictingRequest, match=r"k reads 16.*k reads 7"):
         plan_with(rows, Requests(attention_backend="k", component_backends={"cross_attention": "k"}), model=model)
+
+
+@pytest.mark.parametrize("field", ["attention_backend", "prefill_attention_backend", "decode_attention_backend"])
+def test_two_requests_for_the_main_component_are_a_conflict(field: str) -> None:
+    """One of them would be lost; both are named, and of two sources the stronger holds."""
+    asked = Requests(component_backends={"main": "k"}, **{field: "t"})
+    rows = [MAIN, ENC, kernel("t")]
+    with pytest.raises(ConflictingRequest, match="one request for component main") as caught:
+        plan_with(rows, asked, model=SEEING)
+    assert "t beside it" in caught.value.found
+    stronger = Requests(component_backends={"main": "k"})
+    plan = plan_with(rows, stronger, embedder=Requests(**{field: "t"}), model=SEEING)
+    assert plan.phase("decode").kernel == "k"
+
+
+def test_a_wish_that_is_not_installed_is_no_error_beside_the_main_component() -> None:
+    """The embedder's kernel is not here, the operator's main component does not need it: the encoder has its own."""
+    operator, embedder = Requests(component_backends={"main": "k"}), Requests(attention_backend="fa3")
+    plan = plan_with([MAIN, ENC], operator, embedder=embedder, model=SEEING)
+    assert groups_of(plan)["vision"].kernel == "enc"
+    assert "'fa3' cannot serve it" in texts_of(plan, "changed")[0]

@@ -45,14 +45,14 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
     if facts.role == "draft" or not facts.launch.components:
         return
     main = facts.launch.components.get(components[0])
-    for half in ("prefill", "decode"):
-        split = facts.launch.keys.get(f"{half}_attention_backend")
-        if main is not None and split is not None and split.source == main.source and split.value != main.value:
+    for name in ("attention_backend", "prefill_attention_backend", "decode_attention_backend"):
+        other = facts.launch.keys.get(name)
+        if main is not None and other is not None and other.source == main.source and other.value != main.value:
             raise ConflictingRequest(
                 f"{main.setting}={main.value}",
-                needed=f"one request for the {half} half of component {components[0]}",
-                found=f"{split.setting} {split.value} beside it",
-                fix="Leave one of them out",
+                needed=f"one request for component {components[0]}",
+                found=f"{other.setting} {other.value} beside it",
+                fix="Leave one of them out; --component-backend speaks of the components beside the main one too",
             )
     for name, request in facts.launch.components.items():
         # the draft is a runner of its own
