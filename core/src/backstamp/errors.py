@@ -40,7 +40,6 @@ __all__ = [
     "PluginFailed",
     "RankMissing",
     "Refused",
-    "RegistryFaults",
     "StrictViolation",
     "UnknownKey",
     "Unresolved",
@@ -190,12 +189,6 @@ class DeclarationError(BackstampError, ValueError):
     """A declaration is empty, malformed or contradicts itself."""
 
     code = "declaration"
-
-
-class RegistryFaults(BackstampError, ValueError):
-    """Every fault of one registry check, reported together."""
-
-    code = "registry_faults"
 
 
 class FactoryImportFailed(BackstampError, ImportError):

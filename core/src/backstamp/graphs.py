@@ -12,6 +12,7 @@ from __future__ import annotations
 from backstamp.declarations import GRAPH_LEVELS
 from backstamp.evaluation import Question
 from backstamp.hostfit import HostRow
+from backstamp.words import words_of
 
 __all__ = ["level_of", "lowered_under"]
 
@@ -33,4 +34,4 @@ def lowered_under(row: HostRow, question: Question) -> tuple[str, ...]:
 
 def _holding(row: HostRow, question: Question) -> dict[str, int]:
     under, words = row.offer.graph_under, question.words
-    return {when: GRAPH_LEVELS.index(level) for when, level in under.items() if words.issuperset(when.split("+"))}
+    return {when: GRAPH_LEVELS.index(level) for when, level in under.items() if words_of(when) <= words}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from backstamp.declarations import PHASES, PageSizes
 from backstamp.hostfit import HostRow
 from backstamp.plan_rows import Verdict
+from backstamp.words import words_of
 
 __all__ = ["SlotIndex", "bits_of", "index_rows"]
 
@@ -114,7 +115,7 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
 
 
 def _conditions(masks: Mapping[Hashable, int]) -> tuple[tuple[frozenset[str], int], ...]:
-    return tuple((frozenset(words.split("+")), mask) for words, mask in _words(masks))
+    return tuple((words_of(words), mask) for words, mask in _words(masks))
 
 
 def _words(masks: Mapping[Hashable, int]) -> tuple[tuple[str, int], ...]:

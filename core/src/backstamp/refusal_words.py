@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backstamp.hostfit import HostRow, dims_words
+from backstamp.words import holding, real_dtypes
 
 if TYPE_CHECKING:
     from backstamp.evaluation import PhaseNeeds, Question
@@ -61,12 +62,11 @@ def _phase(told: Told) -> PhaseNeeds:
 
 
 def _holding(conditions: Iterable[str], told: Told) -> list[str]:
-    """The conditions whose words all hold."""
-    return sorted(words for words in conditions if set(words.split("+")) <= told.question.words)
+    return holding(conditions, told.question.words)
 
 
-def _sinks_of(row: HostRow, told: Told) -> set[str]:
-    return {told.question.dtype if name == "same" else name for name in row.offer.sink_dtypes}
+def _sinks_of(row: HostRow, told: Told) -> frozenset[str]:
+    return real_dtypes(row.offer.sink_dtypes, told.question.dtype)
 
 
 def _alignment(row: HostRow) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from backstamp.index import SlotIndex, bits_of
+from backstamp.words import real_dtypes
 
 if TYPE_CHECKING:
     from backstamp.evaluation import Question
@@ -19,6 +20,7 @@ __all__ = ["aligned", "any_of", "installed", "kv_mask", "sinks_fit", "sinks_mask
 
 
 def any_of(masks: Iterator[int]) -> int:
+    """The rows of any of these masks."""
     joined = 0
     for mask in masks:
         joined |= mask
@@ -26,6 +28,7 @@ def any_of(masks: Iterator[int]) -> int:
 
 
 def kv_mask(index: SlotIndex, question: Question) -> int:
+    """Rows that read the launch's KV dtype, by its canonical name or by their own reading of the operator's."""
     mask = index.has["kv_dtype"].get(question.kv_dtype, 0)
     if question.kv_dtype == question.dtype:
         mask |= index.has["kv_dtype"].get("same", 0)
@@ -33,7 +36,7 @@ def kv_mask(index: SlotIndex, question: Question) -> int:
     for at in bits_of(index.renamed):
         offer = index.rows[at].offer
         kv = offer.kv_dtype_names.get(question.kv_name, question.kv_dtype)
-        reads = kv in offer.kv_dtypes or (kv == question.dtype and "same" in offer.kv_dtypes)
+        reads = kv in real_dtypes(offer.kv_dtypes, question.dtype)
         mask = mask | 1 << at if reads else mask & ~(1 << at)
     return mask
 
@@ -49,7 +52,7 @@ def sinks_fit(
     dtypes: frozenset[str], conversion: str, stored: str, dtype: str
 ) -> Literal["as stored", "converted", "no"]:
     """How a row with these declared dtypes takes sinks stored in `stored`, for queries of `dtype`."""
-    wanted = {dtype if name == "same" else name for name in dtypes}
+    wanted = real_dtypes(dtypes, dtype)
     if stored in wanted:
         return "as stored"
     # bf16 and fp16 are both exact in fp32; nothing else is wider
@@ -64,6 +67,7 @@ def aligned(index: SlotIndex, question: Question) -> int:
 
 
 def installed(index: SlotIndex, question: Question) -> int:
+    """Rows that lack nothing of their installation but what was bypassed."""
     if not question.bypass:
         return index.installed
     bypassed = (

@@ -20,6 +20,7 @@ from backstamp.launch import Launch
 from backstamp.plan_rows import Conversion
 from backstamp.row_masks import sinks_fit
 from backstamp.selection import Decision, Part
+from backstamp.words import real_dtypes
 
 __all__ = [
     "common_layout", "common_page_size", "conversions_of", "graph_level", "kv_dtype_of_rows", "layout_of",
@@ -148,7 +149,7 @@ def conversions_of(decisions: Iterable[Decision]) -> tuple[Conversion, ...]:
 
 def _read_as(offer: Offer, dtype: str) -> str:
     """The dtype a row converts sinks to: the wide one where it reads that, so that nothing is lost needlessly."""
-    wanted = {dtype if name == "same" else name for name in offer.sink_dtypes}
+    wanted = real_dtypes(offer.sink_dtypes, dtype)
     return "fp32" if "fp32" in wanted else min(wanted)
 
 
