@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backstamp.declarations import FamilyDefault
-from backstamp.errors import NotInstalled, Refused
+from backstamp.errors import NotInstalled, Refused, StrictViolation
 from backstamp.family_rules import FamilyRule, rules_of
 from backstamp.model import DraftFacts
 from backstamp.policy import Policy
@@ -110,3 +110,65 @@ def test_an_untrusted_wish_for_its_own_kernels_alone_needs_no_warning() -> None:
     """It speaks for what it ships."""
     plan = plan_with([fake_plugin("acme", OFFERS, family_defaults=[rule(kernels=("a",))])], model=MODEL)
     assert (plan.phase("decode").kernel, texts_of(plan, "untrusted")) == ("a", [])
+
+
+def theirs(*rules: FamilyDefault):  # type: ignore[no-untyped-def]
+    """A plugin nobody allowed that declares rules."""
+    return fake_plugin("acme", family_defaults=rules)
+
+
+LOCK = rule(kernels=("a",), allowed=frozenset({"a"}))
+
+
+def test_an_untrusted_rule_beside_a_trusted_lock_removes_nothing() -> None:
+    """Trust decides first; what the stranger says of others' kernels is left out and told."""
+    plan = plan_with([*OFFERS, ours(LOCK), theirs(rule(kernels=("c",)))], model=MODEL)
+    assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("a", "family")
+    assert "fake-acme says that family g prefers c" in texts_of(plan, "untrusted")[0]
+    assert texts_of(plan, "shadowed") == []
+
+
+def test_an_untrusted_rule_that_says_the_same_or_only_of_its_own_is_not_told() -> None:
+    """Nothing of it is lost that it could have said."""
+    for same in (LOCK, rule(kernels=("own",))):
+        stranger = fake_plugin("acme", [kernel("own", priority=1)], family_defaults=[same])
+        plan = plan_with([*OFFERS, ours(LOCK), stranger], model=MODEL)
+        assert (plan.phase("decode").kernel, texts_of(plan, "untrusted")) == ("a", [])
+
+
+def test_two_trusted_rules_that_differ_count_neither_and_the_plan_says_so() -> None:
+    """Naming both; strict mode refuses."""
+    second = fake_plugin("s", family_defaults=[rule(kernels=("b",))], distribution="backstamp-sglang")
+    plan = plan_with([*OFFERS, ours(LOCK), second], model=MODEL)
+    assert plan.phase("decode").kernel == "c"
+    (text,) = texts_of(plan, "shadowed")
+    assert "family g: backstamp-sglang and backstamp-vllm say different things" in text
+    with pytest.raises(StrictViolation, match="backstamp-sglang and backstamp-vllm"):
+        plan_with([*OFFERS, ours(LOCK), second], model=MODEL, policy=Policy(strict=True))
+    assert texts_of(plan_with([*OFFERS, ours(LOCK), second]), "shadowed") == []
+
+
+def test_an_operator_who_allows_a_plugin_makes_it_a_party() -> None:
+    """Then it differs as an equal."""
+    plugins = [*OFFERS, ours(LOCK), theirs(rule(kernels=("c",)))]
+    plan = plan_with(plugins, model=MODEL, policy=Policy(allow=frozenset({"fake-acme"})))
+    assert "backstamp-vllm and fake-acme" in texts_of(plan, "shadowed")[0]
+
+
+@pytest.mark.parametrize(
+    ("of", "who"),
+    [
+        pytest.param(rule(kernels=("nobodys",)), "prefers nobodys, which no installed plugin has", id="nobodys"),
+        pytest.param(rule(kernels=("gdn",)), "prefers gdn, which serves linear layers", id="linear"),
+        pytest.param(
+            rule(allowed=frozenset({"c", "gdn"})), "allows gdn, which serves linear layers", id="allows-linear"
+        ),
+    ],
+)
+def test_a_rule_that_can_never_apply_is_told(of: FamilyDefault, who: str) -> None:
+    """Where a model of that family is resolved, and nowhere else."""
+    linear = kernel("gdn", slot="linear", family="gdn", head_dims=("any",))
+    plan = plan_with([*OFFERS, linear, ours(of)], model=MODEL)
+    assert plan.phase("decode").kernel == "c"
+    assert [who in text for text in texts_of(plan, "lost")] == [True]
+    assert texts_of(plan_with([*OFFERS, linear, ours(of)]), "lost") == []

@@ -14,6 +14,7 @@ from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Role
 from backstamp.engine import EngineFacts
 from backstamp.family_rules import NO_RULE, FamilyRule, Rules, rules_of
+from backstamp.feature_gates import unheard_features
 from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
 from backstamp.measurements import Measurements
@@ -77,7 +78,7 @@ def gather(
         target=target,
         kv_dtype=kv_dtype_of(launch, model, host.host, host.catalogue),
         rules=rules,
-        warnings=retired + untrusted,
+        warnings=retired + untrusted + unheard_features(host.catalogue, launch.policy),
     )
 
 
