@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from backstamp.errors import BackstampError
     from backstamp.factories import BuildRequest, Built
     from backstamp.host import HostFacts, load_host, this_host
+    from backstamp.job import resolve_job
     from backstamp.launch import Launch, Requests, make_launch
     from backstamp.lock import Lock, lock_from_json, lock_text, locked_distributions, make_lock
     from backstamp.model import ModelFacts, default_model, load_model
@@ -89,6 +90,7 @@ __all__ = [
     "read_stamp",
     "register",
     "resolve",
+    "resolve_job",
     "resolve_on",
     "this_host",
     "unregister",
@@ -141,6 +143,7 @@ _HOMES = {
     "read_stamp": "stamp",
     "register": "registration",
     "resolve": "resolution",
+    "resolve_job": "job",
     "resolve_on": "resolution",
     "this_host": "host",
     "write_record": "records",

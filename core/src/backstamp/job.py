@@ -1,7 +1,8 @@
 """One job over several hosts: one kernel that serves on all of them, or, where the policy says so, one for each.
 
-In: the resolver's arguments with a host a rank. Out: a plan a rank, equal but for the host's name, or an error that
-names the host that refuses. Independent choices of ranks hang collectives: without `Policy.per_rank` there are none.
+In: the resolver's arguments with a host a rank. Out: a plan a rank, equal but for the host and for which declared row
+and library of one kernel serve there, or an error that names the host that refuses. Independent choices of ranks hang
+collectives: without `Policy.per_rank` there are none.
 
 Source: flashinfer #3186.
 
@@ -10,12 +11,12 @@ Source: flashinfer #3186.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from backstamp.catalogue import Catalogue
 from backstamp.compiled import HostCatalogue, compile_for
-from backstamp.declarations import Role, Slot
+from backstamp.declarations import Offer, Role, Slot
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, ConflictingRequest
 from backstamp.host import HostFacts
@@ -26,7 +27,7 @@ from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts
 from backstamp.plan import Plan
-from backstamp.plan_rows import Warn
+from backstamp.plan_rows import PhasePlan, PluginRef, Warn
 from backstamp.resolution import resolve_on
 
 __all__ = ["resolve_job"]
@@ -55,27 +56,68 @@ def resolve_job(
         plans = tuple(resolve_on(at, launch, engine, model, role=role, target=target) for at in compiled)
         return _told_apart(plans)
     _check_kv_dtypes(launch, model, hosts, catalogue)
-    plan = resolve_on(_joint(compiled), launch, engine, model, role=role, target=target)
-    return tuple(replace(plan, host=host.name, device=host.device) for host in hosts)
+    joint, ranks = _joint(compiled)
+    plan = resolve_on(joint, launch, engine, model, role=role, target=target)
+    return tuple([_of_rank(plan, host, ranks, at) for at, host in enumerate(hosts)])
 
 
-def _joint(compiled: Sequence[HostCatalogue]) -> HostCatalogue:
-    """One catalogue in which a row serves where every host lets it."""
+#: A row of the joint catalogue, and the row that serves in its place on each host.
+Ranks = Mapping[tuple[Slot, str, PluginRef, int], Sequence[HostRow]]
+
+
+def _joint(compiled: Sequence[HostCatalogue]) -> tuple[HostCatalogue, Ranks]:
+    """One catalogue in which a row serves where every host lets it, or another row that answers alike."""
     first = compiled[0]
-    slots: tuple[Slot, ...] = ("attention", "linear")
-    joined = {slot: [_joint_row(compiled, slot, at) for at in range(len(first.slots[slot].rows))] for slot in slots}
+    joined: dict[Slot, list[HostRow]] = {"attention": [], "linear": []}
+    ranks: dict[tuple[Slot, str, PluginRef, int], Sequence[HostRow]] = {}
+    for slot, of_slot in joined.items():
+        # rows are ranked by what they declare, so that one position is one row on every host
+        for alike in _alike(first.slots[slot].rows):
+            for rows in _served(compiled, [[host.slots[slot].rows[at] for at in alike] for host in compiled]):
+                of_slot.append(_joint_row([(host.host.name, row) for host, row in zip(compiled, rows, strict=True)]))
+                ranks[slot, rows[0].offer.kernel, rows[0].plugin, rows[0].index] = rows
     beside = tuple(host.host for host in compiled[1:])
-    return replace(first, slots={slot: index_rows(rows) for slot, rows in joined.items()}, beside=beside)
+    return replace(first, slots={slot: index_rows(rows) for slot, rows in joined.items()}, beside=beside), ranks
 
 
-def _joint_row(compiled: Sequence[HostCatalogue], slot: Slot, at: int) -> HostRow:
-    # rows are ranked by what they declare, so that one position is one row on every host
-    rows = [(host.host.name, host.slots[slot].rows[at]) for host in compiled]
-    row = rows[0][1]
+def _alike(rows: Sequence[HostRow]) -> list[list[int]]:
+    """The positions of rows of one kernel and plugin that answer every question alike, wherever they serve."""
+    alike: dict[tuple[str, PluginRef], list[tuple[Offer, list[int]]]] = {}
+    for at, row in enumerate(rows):
+        anywhere = replace(
+            row.offer, device="any", archs=(), forward_archs="no", cpu_features=frozenset(), runtimes=(), requires=()
+        )
+        groups = alike.setdefault((row.name, row.plugin), [])
+        same = next((positions for offer, positions in groups if offer == anywhere), None)
+        if same is None:
+            groups.append((anywhere, [at]))
+        else:
+            same.append(at)
+    return [positions for groups in alike.values() for _, positions in groups]
+
+
+def _served(compiled: Sequence[HostCatalogue], by_host: Sequence[Sequence[HostRow]]) -> Iterator[Sequence[HostRow]]:
+    """What like rows come to on the hosts of a job: themselves where one of them serves everywhere, else the best row
+    of each host. Where a host has none, themselves, with what is against them there alone.
+    """
+    together = [list(rows) for rows in zip(*by_host, strict=True)]
+    everywhere = any(not any(row.refusals or row.installations for row in rows) for rows in together)
+    serving = [[row for row in rows if not row.refusals] for rows in by_host]
+    if all(serving):
+        if everywhere:
+            yield from together
+        else:
+            yield [min(rows, key=lambda row: len(row.installations)) for rows in serving]
+        return
+    for rows in together:
+        yield [replace(row, refusals=()) if of_host else row for row, of_host in zip(rows, serving, strict=True)]
+
+
+def _joint_row(rows: Sequence[tuple[str, HostRow]]) -> HostRow:
     refusals = dict.fromkeys(_on(name, refusal) for name, of in rows for refusal in of.refusals)
     missing = tuple(dict.fromkeys(_on(name, refusal) for name, of in rows for refusal in of.installations))
     return replace(
-        row,
+        rows[0][1],
         refusals=tuple(sorted(refusals, key=lambda refusal: refusal.depth)),
         installations=missing or _unlike_versions(rows),
         assumed=any(of.assumed for _, of in rows),
@@ -83,18 +125,50 @@ def _joint_row(compiled: Sequence[HostCatalogue], slot: Slot, at: int) -> HostRo
     )
 
 
+def _of_rank(plan: Plan, host: HostFacts, ranks: Ranks, at: int) -> Plan:
+    """The plan as one rank runs it: the same kernels, by the rows and libraries of its own host."""
+    phases = tuple([_of_phase(phase, "attention", ranks, at) for phase in plan.phases])
+    linear = plan.linear
+    if linear is not None:
+        linear = replace(linear, **{row.phase: _of_phase(row, "linear", ranks, at) for row in linear.rows})
+    return replace(plan, host=host.name, device=host.device, phases=phases, linear=linear)
+
+
+def _of_phase(phase: PhasePlan, slot: Slot, ranks: Ranks, at: int) -> PhasePlan:
+    groups = []
+    library = phase.library
+    for group in phase.groups:
+        row = ranks[slot, group.kernel, group.plugin, group.row][at]
+        groups.append(group._replace(row=row.index, library=row.library))
+        if (group.kernel, group.plugin, group.library) == (phase.kernel, phase.plugin, phase.library):
+            library = row.library
+    return phase._replace(groups=tuple(groups), library=library)
+
+
 def _on(host: str, refusal: Refusal) -> Refusal:
     return refusal._replace(have=f"{refusal.have} on {host}")
 
 
 def _unlike_versions(rows: Sequence[tuple[str, HostRow]]) -> tuple[Refusal, ...]:
-    """One kernel of two library versions is two kernels."""
-    first_host, first = rows[0]
+    """One kernel of two versions of a library is two kernels; unlike machines may need unlike libraries."""
+    versions: dict[str, tuple[str, str | None]] = {}
     for host, row in rows:
-        if row.library != first.library and row.library is not None and first.library is not None:
-            name = row.library.distribution
-            wanted = f"{name} {first.library.version}, as on {first_host}"
-            return (Refusal(INSTALL_DEPTH, "library_version", name, wanted, f"{name} {row.library.version} on {host}"),)
+        if row.library is None:
+            continue
+        name, version = row.library
+        first_host, first = versions.setdefault(name, (host, version))
+        if first == version:
+            continue
+        wanted, have = f"{name} {first}, as on {first_host}", f"{name} {version} on {host}"
+        if None in (first, version):
+            unlisted, listed = (
+                (first_host, f"{version} on {host}") if first is None else (host, f"{first} on {first_host}")
+            )
+            wanted, have = (
+                f"{name} at one version",
+                f"{listed} and an unknown one on {unlisted}, which has no library list",
+            )
+        return (Refusal(INSTALL_DEPTH, "library_version", name, wanted, have),)
     return ()
 
 

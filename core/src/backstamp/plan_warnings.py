@@ -106,8 +106,9 @@ def _about_components(facts: Facts) -> Iterator[Warn]:
 def _about_rows(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn]:
     rows = [part.row for decision in decisions for part in decision.choice.parts]
     if [row for row in rows if row.assumed]:
-        name = facts.host.host.name
-        yield Warn("assumed", f"host {name} has no library list: libraries count as present")
+        for host in (facts.host.host, *facts.host.beside):
+            if host.libraries is None:
+                yield Warn("assumed", f"host {host.name} has no library list: libraries count as present")
     if [row for row in rows if row.interpreted]:
         yield Warn("interpreted", "Triton rows run in Triton's interpreter on the CPU: for tests, not for use")
     for phase, _, choice in decisions:
@@ -127,6 +128,7 @@ def _about_host(facts: Facts) -> Iterator[Warn]:
         if served is None or part.component in served:
             text = f"{part.component}: these facts cannot describe it ({part.reason}); it is left to the engine"
             yield Warn("unread", plain(text))
-    for probe in facts.host.host.probes:
-        if probe.name == "device order" and not probe.ok:
-            yield Warn("device_order", plain(probe.reason))
+    for host in (facts.host.host, *facts.host.beside):
+        for probe in host.probes:
+            if probe.name == "device order" and not probe.ok:
+                yield Warn("device_order", plain(probe.reason))
