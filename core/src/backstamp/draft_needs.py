@@ -1,25 +1,38 @@
 """What a draft needs of its target and of the algorithm that drives it, checked before anything is chosen or built.
 
-In: the `Facts` of a draft's resolve. Out: nothing, or an error naming both sides.
+In: the `Facts` of a draft's resolve. Out: nothing, or an error naming both sides; and a warning for each thing that
+cannot be checked.
 
 .. versionadded:: 0.2
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from backstamp.errors import ConflictingRequest
-from backstamp.facts import Facts
 from backstamp.hostfit import HostRow
+from backstamp.plan_rows import Warn
+from backstamp.text import plain
 
-__all__ = ["check_draft", "check_shared_cache"]
+if TYPE_CHECKING:
+    from backstamp.declarations import Role
+    from backstamp.facts import Facts
+    from backstamp.launch import Launch
+    from backstamp.model import ModelFacts
+    from backstamp.plan import Plan
 
-#: Auxiliary hidden states of the target that an algorithm hands to its draft; one not listed here is not judged.
-#: Source: SGLang 0.5.23 `SpeculativeAlgorithm` and vLLM 0.32 `SpeculativeConfig`: EAGLE and next-token layers feed on
-#: the last hidden state alone, a standalone or n-gram draft on none.
-_SUPPLIES: Final[Mapping[str, int]] = {"EAGLE": 0, "MTP": 0, "NEXTN": 0, "STANDALONE": 0, "DRAFT_MODEL": 0, "NGRAM": 0}
+__all__ = ["check_draft", "check_shared_cache", "draft_doubts"]
+
+#: Algorithms that hand auxiliary hidden states of the target to their draft.
+#: Source: SGLang 0.5.23 `SpeculativeAlgorithm` and vLLM 0.32 `SpeculativeConfig`, for these and the next.
+_SUPPLY: Final = frozenset({"EAGLE3", "DFLASH"})
+#: Algorithms that hand over none: EAGLE, Medusa and next-token layers feed on the last hidden state alone, a draft
+#: model, n-grams and suffixes on none. So does every variant of MTP, which is named after a model.
+_SUPPLY_NONE: Final = frozenset(
+    {"EAGLE", "MTP", "NEXTN", "MEDUSA", "MLP_SPECULATOR", "STANDALONE", "DRAFT_MODEL", "NGRAM", "SUFFIX"}
+)
 
 
 def check_draft(facts: Facts) -> None:
@@ -41,17 +54,45 @@ def check_draft(facts: Facts) -> None:
             found=f"{launch.speculative_num_steps} steps",
             fix="Draft with multi-layer EAGLE, or set --speculative-num-steps 1",
         )
-    if "speculative_algorithm" not in launch.sources:
+    source, algorithm = launch.sources.get("speculative_algorithm"), _algorithm(launch)
+    if source is None or not draft.aux_hidden_states or not _supplies_none(algorithm):
         return
-    algorithm = (launch.speculative_algorithm or "").upper()
-    supplied = _SUPPLIES.get(algorithm)
-    if supplied is not None and draft.aux_hidden_states > supplied:
-        raise ConflictingRequest(
-            f"draft {facts.model.architecture or facts.model.name} under --speculative-algorithm {algorithm}",
-            needed=f"{draft.aux_hidden_states} auxiliary hidden states of the target",
-            found=f"{algorithm}, which supplies {supplied}",
-            fix="Use EAGLE3, or a draft trained for this algorithm",
-        )
+    who = f"draft {facts.model.architecture or facts.model.name}"
+    found = f"{algorithm}, which supplies 0"
+    if source != "operator":
+        found = f"{found}; no algorithm was named by --speculative-algorithm, {algorithm} is assumed"
+    raise ConflictingRequest(
+        f"{who} under --speculative-algorithm {algorithm}" if source == "operator" else who,
+        needed=f"{draft.aux_hidden_states} auxiliary hidden states of the target",
+        found=found,
+        fix="Use EAGLE3, or a draft trained for this algorithm",
+    )
+
+
+def draft_doubts(launch: Launch, model: ModelFacts, role: Role, target: Plan | None) -> tuple[Warn, ...]:
+    """What a draft needs and nobody can check: an algorithm of unknown make, a shared cache of an unknown target."""
+    draft = model.draft
+    if draft is None or role != "draft":
+        return ()
+    doubts = []
+    algorithm = _algorithm(launch)
+    known = algorithm in _SUPPLY or _supplies_none(algorithm)
+    if draft.aux_hidden_states and "speculative_algorithm" in launch.sources and not known:
+        text = f"{plain(algorithm)} is none of {', '.join(sorted(_SUPPLY | _SUPPLY_NONE))} or a variant of MTP"
+        needs = f"whether it supplies the {draft.aux_hidden_states} auxiliary hidden states this draft needs"
+        doubts.append(Warn("unknown_algorithm", f"{text}, so nobody knows {needs}"))
+    if draft.shares_kv and target is None:
+        text = "this draft shares its target's KV cache, and no plan of its target was given"
+        doubts.append(Warn("lost", f"{text}: the target's locks and layout are not held"))
+    return tuple(doubts)
+
+
+def _algorithm(launch: Launch) -> str:
+    return (launch.speculative_algorithm or "").strip().upper().replace("-", "_")
+
+
+def _supplies_none(algorithm: str) -> bool:
+    return algorithm in _SUPPLY_NONE or algorithm.endswith("_MTP")
 
 
 def check_shared_cache(facts: Facts, kv_dtype: str, page_size: int, layout: str, rows: Sequence[HostRow]) -> None:

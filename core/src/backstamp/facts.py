@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from backstamp.compiled import HostCatalogue
 from backstamp.declarations import Role
+from backstamp.draft_needs import draft_doubts
 from backstamp.engine import EngineFacts
 from backstamp.family_rules import NO_RULE, FamilyRule, Rules, rules_of
 from backstamp.feature_gates import unheard_features
@@ -66,7 +67,8 @@ def gather(
         BadInput: a KV dtype no kernel and no convention knows.
     """
     launch, retired = without_retired(launch, host.catalogue)
-    rules, untrusted = rules_of(host.catalogue, model, role, launch.policy, target)
+    rules, ruled = rules_of(host.catalogue, model, role, launch.policy, target)
+    unheard, doubts = unheard_features(host.catalogue, launch.policy), draft_doubts(launch, model, role, target)
     return Facts(
         host=host,
         launch=launch,
@@ -78,7 +80,7 @@ def gather(
         target=target,
         kv_dtype=kv_dtype_of(launch, model, host.host, host.catalogue),
         rules=rules,
-        warnings=retired + untrusted + unheard_features(host.catalogue, launch.policy),
+        warnings=retired + ruled + unheard + doubts,
     )
 
 

@@ -147,11 +147,11 @@ class Flags:
     def launch(self, role: Role | None = None) -> Launch:
         """The launch these flags ask for; a draft model switches speculation on."""
         asked = self.requests()
-        if self.draft_model is not None and asked.speculative_algorithm is None:
-            asked = dataclasses.replace(asked, speculative_algorithm="STANDALONE")
+        # nobody typed it: the operator's word is stronger, and a refusal does not blame a flag
+        assumed = Requests(speculative_algorithm="STANDALONE") if self.draft_model is not None else None
         settings = {**os.environ, **self.settings()}
         role = role if role is not None else self.role
-        return make_launch(asked, policy=self.policy(), role=role, settings=settings)
+        return make_launch(asked, embedder=assumed, policy=self.policy(), role=role, settings=settings)
 
     def settings(self) -> dict[str, str]:
         """The old settings these flags name, beside the environment's."""
