@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from backstamp.engine import EngineFacts
-from backstamp.launch import Requests
+from backstamp.launch import Requests, make_launch
 from backstamp.measurements import Measurements
 from backstamp.plan_rows import Loss
+from backstamp.policy import Policy
+from backstamp.resolution import resolve
+from backstamp.testing.fakes import catalogue_of, fake_plugin
+from backstamp.testing.hosts import described_host
 from tests.resolving import kernel, plan_of
-from tests.scenes import plan_with, texts_of
+from tests.scenes import DENSE, model_with, plan_with, texts_of
 
 FULL = EngineFacts(graph="any")
 ASKED = Requests(attention_backend="k")
@@ -57,3 +63,40 @@ def test_a_graph_lost_altogether_is_a_warning_and_a_weaker_one_is_not() -> None:
 def test_an_engine_that_wants_less_loses_less() -> None:
     """The loss is against what is wanted."""
     assert plan_with([kernel("k", graph="single")], engine=EngineFacts(graph="single")).losses == ()
+
+
+WIDE = replace(DENSE, head_dim=256, v_head_dim=256, window_left=1023)
+WIDER = replace(DENSE, head_dim=512, v_head_dim=512)
+UNLIKE = model_with((25, WIDE), (5, WIDER), name="unlike")
+PER_LAYER = Policy(layers="per_layer")
+
+
+def test_an_alternative_must_serve_every_layer_the_losing_kernel_runs() -> None:
+    """One that refuses some of them is none, whatever it would keep for the others."""
+    fa2 = kernel("fa2", head_dims=(256,), graph="any", accuracy="exact", priority=90)
+    slow = kernel("slow", head_dims=(256, 512), graph="single", accuracy="rough")
+    rows = (("attention", "decode", "slow", 30.0), ("attention", "decode", "fa2", 20.0))
+    launch = make_launch(Requests(attention_backend="slow"), policy=PER_LAYER)
+    engine, record = EngineFacts(graph="uniform"), Measurements(host="h100", microseconds=rows)
+    catalogue = catalogue_of(fake_plugin("p", [fa2, slow]))
+    found = resolve(launch, engine, UNLIKE, described_host("h100"), catalogue, record).losses
+    assert {(loss.code, loss.alternative) for loss in found} == {("graph", ""), ("accuracy", "")}
+
+
+def test_the_loss_is_that_of_the_kernel_that_runs_the_layers() -> None:
+    """Not of the one that stands for the phase; an alternative serves those layers alone."""
+    fa2 = kernel("fa2", head_dims=(512,), graph="any", priority=90)
+    slow = kernel("slow", head_dims=(256,), graph="single", priority=80)
+    other = kernel("other", head_dims=(256,), graph="any", priority=10)
+    plan = plan_with([fa2, slow, other], model=UNLIKE, policy=PER_LAYER, engine=EngineFacts(graph="uniform"))
+    assert plan.phase("decode").kernel == "fa2"
+    assert plan.losses == (Loss("graph", "decode", "slow", "CUDA graph uniform -> single", "other"),)
+
+
+def test_a_verify_phase_that_follows_layer_by_layer_is_held_to_all_of_them() -> None:
+    """Its alternatives serve the whole question."""
+    fa2 = kernel("fa2", head_dims=(256,), graph="any", priority=90)
+    slow = kernel("slow", head_dims=(256, 512), graph="single")
+    asked = Requests(attention_backend="slow", speculative_algorithm="EAGLE")
+    plan = plan_with([fa2, slow], asked, model=UNLIKE, policy=PER_LAYER, engine=EngineFacts(graph="uniform"))
+    assert {(loss.phase, loss.alternative) for loss in plan.losses} == {("decode", ""), ("verify", "")}

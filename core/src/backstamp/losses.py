@@ -30,10 +30,11 @@ def losses_of(facts: Facts, decisions: Iterable[Decision]) -> tuple[Loss, ...]:
         lost = _lost_graph(facts, decision) if facts.engine.graph != "never" else None
         if lost is not None:
             cost = f"CUDA graph {facts.engine.graph} -> {GRAPH_LEVELS[lost.level]}{lost.under}"
-            losses.append(Loss("graph", decision.phase, decision.choice.kernel, cost, lost.alternative))
-        if facts.measurements is not None:
-            losses += _time_loss(facts, decision.table, decision.choice)
-        losses += _accuracy_loss(decision.table, decision.choice)
+            losses.append(Loss("graph", decision.phase, lost.kernel, cost, lost.alternative))
+        for kernel in dict.fromkeys(part.row.offer.kernel for part in decision.choice.parts):
+            if facts.measurements is not None:
+                losses += _time_loss(facts, decision, kernel)
+            losses += _accuracy_loss(decision, kernel)
     return tuple(dict.fromkeys(losses))
 
 
@@ -43,11 +44,12 @@ def graphs_off(facts: Facts, decisions: Iterable[Decision]) -> Iterator[Warn]:
         lost = _lost_graph(facts, decision)
         if lost is not None and lost.level == 0:
             instead = f"{lost.alternative} would keep it" if lost.alternative else "no kernel here would keep it"
-            who = f"{decision.phase}: {decision.choice.kernel}"
+            who = f"{decision.phase}: {lost.kernel}"
             yield Warn("graph_off", f"{who} runs without a CUDA graph{lost.under}; {instead}")
 
 
 class _Lost(NamedTuple):
+    kernel: str
     level: int
     under: str
     alternative: str
@@ -63,28 +65,46 @@ def _lost_graph(facts: Facts, decision: Decision) -> _Lost | None:
         return None
     weakest = [part for part in choice.parts if _level((part,)) == have]
     conditions = dict.fromkeys(when for part in weakest for when in lowered_under(part.row, part.asked.question))
-    better = [name for name in table.accepted() if _level(table.parts(name)) >= wanted]
-    return _Lost(have, f" under {' and '.join(conditions)}" if conditions else "", min(better, default=""))
+    kernel = weakest[0].row.offer.kernel
+    better = [name for name, parts in _serving(table, choice, kernel).items() if _level(parts) >= wanted]
+    return _Lost(kernel, have, f" under {' and '.join(conditions)}" if conditions else "", min(better, default=""))
 
 
-def _time_loss(facts: Facts, table: Table, choice: Choice) -> Iterator[Loss]:
+def _serving(table: Table, choice: Choice, kernel: str, among: int = -1) -> dict[str, tuple[Part, ...]]:
+    """Every kernel that serves all the layers which the choice leaves to one kernel, with its rows for them."""
+    runs = [part.asked for part in choice.parts if part.row.offer.kernel == kernel]
+    # layers that follow a half one by one are parts of a table's question, and no question of it
+    asked = [at for at, item in enumerate(table.asked) if item in runs] or range(len(table.asked))
+    serving: dict[str, tuple[Part, ...]] = {}
+    for name in table.answers[0].slot_index.names:
+        rows = [(table.asked[at], table.answers[at].row_of(name, among)) for at in asked]
+        parts = tuple([Part(item, row) for item, row in rows if row is not None])
+        if len(parts) == len(rows):
+            serving[name] = parts
+    return serving
+
+
+def _time_loss(facts: Facts, decision: Decision, kernel: str) -> Iterator[Loss]:
     """A kernel measured slower here than another that serves too."""
     assert facts.measurements is not None, "no measurements, no loss of time"
-    times = {name: facts.measurements.time_of(table.slot, table.phase, name) for name in table.accepted()}
-    own, known = times.get(choice.kernel), {name: time for name, time in times.items() if time is not None}
+    phase, table, choice = decision
+    names = _serving(table, choice, kernel)
+    times = {name: facts.measurements.time_of(table.slot, phase, name) for name in names}
+    own, known = times.get(kernel), {name: time for name, time in times.items() if time is not None}
     if own is not None and known:
         best = min(known, key=lambda name: (known[name], name))
         if known[best] < own:
             cost = f"{own / known[best]:.2f} times the measured time of {best}"
-            yield Loss("time", table.phase, choice.kernel, cost, best)
+            yield Loss("time", phase, kernel, cost, best)
 
 
-def _accuracy_loss(table: Table, choice: Choice) -> Iterator[Loss]:
-    rough = [part.row.offer for part in choice.parts if part.row.offer.accuracy != "exact"]
+def _accuracy_loss(decision: Decision, kernel: str) -> Iterator[Loss]:
+    phase, table, choice = decision
+    offers = [part.row.offer for part in choice.parts if part.row.offer.kernel == kernel]
+    rough = [offer for offer in offers if offer.accuracy != "exact"]
     if rough:
-        index = table.answers[0].slot_index
-        exact = [name for name in table.accepted() if len(table.parts(name, index.pickable)) == len(table.asked)]
-        yield Loss("accuracy", table.phase, choice.kernel, f"approximate: {rough[0].accuracy}", min(exact, default=""))
+        exact = _serving(table, choice, kernel, table.answers[0].slot_index.pickable)
+        yield Loss("accuracy", phase, kernel, f"approximate: {rough[0].accuracy}", min(exact, default=""))
 
 
 def _level(parts: tuple[Part, ...]) -> int:
