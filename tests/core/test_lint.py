@@ -86,6 +86,21 @@ def test_a_plain_kernel_has_no_flaw() -> None:
             {"needs": frozenset({"kv_e5m2"})}, "fault", ("reads no KV dtype e5m2",), id="needs-a-kv-dtype-unread"
         ),
         pytest.param(
+            {
+                "needs": frozenset({"kv_fp8_e4m3"}), "kv_dtypes": frozenset({"e4m3fn"}),
+                "kv_dtype_names": {"fp8_e4m3": "e4m3fn"},
+            },
+            "fault", ("needs names 'kv_fp8_e4m3'", "'e4m3fn'", "never accepted"), id="needs-an-operators-word",
+        ),
+        pytest.param(
+            {"excludes": frozenset({"spec+kv_fp8_e4m3"}), "kv_dtypes": frozenset({"e4m3fn"})},
+            "fault", ("excludes names 'kv_fp8_e4m3'", "nothing is excluded"), id="excludes-an-operators-word",
+        ),
+        pytest.param(
+            {"graph": "any", "graph_under": {"kv_half": "single"}},
+            "fault", ("graph_under names 'kv_half'", "'fp16'"), id="graph-under-an-operators-word",
+        ),
+        pytest.param(
             {"needs": frozenset({"deterministic"})}, "fault", ("deterministic",), id="needs-determinism-it-lacks"
         ),
         pytest.param({"needs": frozenset({"training"})}, "fault", ("backward",), id="needs-training-has-no-gradients"),
@@ -176,6 +191,10 @@ def test_a_row_that_contradicts_itself_is_told(changes: dict[str, object], level
         pytest.param({"plan": "device", "phase_inputs": {"prefill": frozenset({"host_lens"})}}, id="lens-in-prefill"),
         pytest.param({"kv_dtype_names": {"half_precision": "bf16"}}, id="name-of-its-own-dtype"),
         pytest.param({"kv_dtypes": frozenset({"e4m3fn", "e4m3fnuz", "e5m2", "bf16", "int4"})}, id="canonical-dtypes"),
+        pytest.param(
+            {"excludes": frozenset({"kv_e4m3fnuz", "kv_int4"}), "kv_dtypes": frozenset({"e4m3fnuz", "bf16", "int4"})},
+            id="canonical-words",
+        ),
         pytest.param({"family": "mla", "head_dims": ((576, 512),)}, id="latent-and-rotary"),
         pytest.param({"mask_format": "none", "features": frozenset({"non_causal"})}, id="encoders-only"),
         pytest.param(

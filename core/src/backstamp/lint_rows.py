@@ -11,14 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
+from backstamp.catalogue import Catalogue
 from backstamp.declarations import FEATURES, GRAPH_LEVELS, SITUATIONS, Offer, Phase
-from backstamp.model import LINEAR_FAMILIES
+from backstamp.errors import BadInput
+from backstamp.host import HostFacts
+from backstamp.kv_dtypes import kv_dtype_of
+from backstamp.launch import Launch
+from backstamp.model import LINEAR_FAMILIES, default_model
 
 __all__ = ["Level", "Said", "row_flaws", "words_of"]
 
 Level = Literal["fault", "note"]
 #: Situations that never hold without another: both need something that drafts.
 _IMPLIED: Final = {"topk": "spec", "draft": "spec"}
+#: What comes of a condition that never holds.
+_EFFECTS: Final = {
+    "needs": "so the row is never accepted",
+    "excludes": "so nothing is excluded",
+    "graph_under": "so no graph is lowered",
+}
+#: Stands for every host where only the spelling of a cache dtype is asked about.
+_ANYWHERE: Final = HostFacts(name="any host", device="cuda", arch="9.0")
 _DRAFT_PHASES: Final = frozenset({"draft_decode", "draft_extend"})
 #: Phases a CUDA graph may record, whose plan `plan: device` is about.
 _CAPTURED: Final[frozenset[Phase]] = frozenset({"decode", "verify", "draft_decode"})
@@ -35,6 +48,7 @@ class Said(NamedTuple):
 def row_flaws(offer: Offer) -> list[Said]:
     """Everything one row says that can never hold or means nothing."""
     return [
+        *_situations(offer),
         *_conditions(offer),
         *_graph(offer),
         *_phases(offer),
@@ -50,6 +64,26 @@ def words_of(conditions: Iterable[str]) -> frozenset[str]:
     """The words that hold where all these conditions do."""
     words = {word for condition in conditions for word in condition.split("+")}
     return frozenset(words | {_IMPLIED[word] for word in words if word in _IMPLIED})
+
+
+def _situations(offer: Offer) -> Iterator[Said]:
+    """Cache dtypes in conditions as operators write them: a launch's are canonical by the time rows are asked."""
+    fields = {"needs": offer.needs, "excludes": offer.excludes, "graph_under": offer.graph_under}
+    for field, conditions in fields.items():
+        for word in sorted(word for word in words_of(conditions) if word.startswith("kv_")):
+            dtype = word.removeprefix("kv_")
+            canonical = _canonical(dtype)
+            if canonical != dtype:
+                text = f"{field} names {word!r}, and operators write {dtype!r} for {canonical!r}: no launch holds it"
+                yield Said("fault", f"{text}, {_EFFECTS[field]}", f"Say 'kv_{canonical}'")
+
+
+def _canonical(dtype: str) -> str:
+    try:
+        return kv_dtype_of(Launch(kv_cache_dtype=dtype), default_model(), _ANYWHERE, Catalogue())
+    except BadInput:
+        # a name of the plugin's own, which only its rows read
+        return dtype
 
 
 def _conditions(offer: Offer) -> Iterator[Said]:
@@ -75,7 +109,10 @@ def _never(words: frozenset[str], offer: Offer) -> Iterator[str]:
     """Why no launch in which these words hold is served, but for what the row excludes."""
     for feature in sorted((words & FEATURES) - SITUATIONS - offer.features):
         yield f"does not declare the feature {feature}"
-    for dtype in sorted(word[len("kv_") :] for word in words if word.startswith("kv_")):
+    for dtype in sorted(word.removeprefix("kv_") for word in words if word.startswith("kv_")):
+        if _canonical(dtype) != dtype:
+            # told already, as a word no launch holds
+            continue
         same = "same" in offer.kv_dtypes and dtype in offer.dtypes
         if not same and dtype not in {*offer.kv_dtypes, *offer.kv_dtype_names, *offer.kv_dtype_names.values()}:
             yield f"reads no KV dtype {dtype}"
