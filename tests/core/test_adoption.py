@@ -17,7 +17,8 @@ from backstamp.discovery import Failure
 from backstamp.errors import BadPlan, NotAdopted
 from backstamp.host import HostFacts
 from backstamp.launch import Requests
-from backstamp.model import model_from_config
+from backstamp.model import ModelFacts, model_from_config
+from backstamp.plan import Plan
 from backstamp.plan_rows import PluginRef
 from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
@@ -25,6 +26,7 @@ from backstamp.testing.hosts import described_host
 from tests.models import config
 from tests.plans import resolved
 from tests.resolving import kernel, plan_of
+from tests.scenes import DENSE, model_with, plan_with
 
 LIBRARIES = {"triton": "3.4.0"}
 OFFERS = [kernel("flashinfer", priority=60), kernel("triton", requires=("triton>=3.2",), archs=("9.0", "12.0"))]
@@ -191,3 +193,79 @@ def test_adopting_imports_no_plugin() -> None:
     before = set(sys.modules)
     adopt(PLAN.as_json(), HOST, catalogue())
     assert set(sys.modules) == before
+
+
+ENCODER = replace(DENSE, component="vision", attn_type="encoder", causal=False)
+CROSS = replace(DENSE, component="cross_attention", attn_type="cross")
+WITH_VISION = model_with((2, DENSE), (2, ENCODER), name="v")
+CAPPED = model_with((2, replace(DENSE, softcap=50.0)), name="c")
+CAPS = kernel("caps", features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
+ONES = PageSizes(preferred=1, exact=(1,))
+FP8 = frozenset({"same", "e4m3fn"})
+
+
+def encoder(**changes: object) -> Offer:
+    """A kernel of encoders."""
+    return kernel("enc", features=frozenset({"encoder", "cross"}), **changes)
+
+
+@pytest.mark.parametrize(
+    ("offers", "model", "asked"),
+    [
+        pytest.param([kernel("a"), encoder(page_sizes=ONES)], WITH_VISION, {"page_size": 16}, id="pages-of-an-encoder"),
+        pytest.param(
+            [kernel("a", kv_dtypes=FP8), encoder()],
+            WITH_VISION, {"kv_cache_dtype": "fp8_e4m3"}, id="fp8-beside-an-encoder",
+        ),
+        pytest.param(
+            [kernel("a", kv_dtypes=frozenset({"nvfp8"}), kv_dtype_names={"fp8_e4m3": "nvfp8"})],
+            None, {"kv_cache_dtype": "fp8_e4m3"}, id="renamed-dtype",
+        ),
+        pytest.param(
+            [kernel("a", kv_dtype_names={"half_precision": "bf16"})],
+            None, {"kv_cache_dtype": "half_precision"}, id="renamed-to-its-own",
+        ),
+        pytest.param(
+            [kernel("a", kv_dtypes=FP8), encoder(kv_dtypes=FP8)],
+            model_with((2, DENSE), (2, CROSS), name="x"), {"kv_cache_dtype": "fp8_e4m3"}, id="cross-attention-in-fp8",
+        ),
+        pytest.param([CAPS], CAPPED, {"speculative_algorithm": "EAGLE"}, id="softcap-compiled-in"),
+        pytest.param([CAPS], model_with((2, DENSE), name="c"), {}, id="softcap-the-model-lacks"),
+    ],
+)  # fmt: skip
+def test_a_plan_made_here_is_adopted_here(
+    offers: list[Offer], model: ModelFacts | None, asked: dict[str, object]
+) -> None:
+    """Whatever components, cache dtypes and settings are in it."""
+    plan = plan_with(offers, Requests(**asked), model=model)  # type: ignore[arg-type]
+    assert adopt(json.dumps(plan.as_json()), described_host("h100"), catalogue(offers)) == plan
+
+
+def _set(plan: Plan, phases: Sequence[str], settings: tuple[tuple[str, float], ...]) -> Plan:
+    """A plan with other settings in some phases."""
+    return replace(
+        plan,
+        phases=tuple(
+            row._replace(groups=tuple(group._replace(settings=settings) for group in row.groups))
+            if row.phase in phases
+            else row
+            for row in plan.phases
+        ),
+    )
+
+
+@pytest.mark.parametrize(("settings", "got"), [((), "0"), ((("softcap", 30.0),), "30")], ids=["removed", "another"])
+def test_phases_that_compile_one_layer_with_unlike_settings_are_refused(
+    settings: tuple[tuple[str, float], ...], got: str
+) -> None:
+    """One layer has one softcap; a plan that says two was changed on the way."""
+    plan = _set(plan_with([CAPS], model=CAPPED), ["decode"], settings)
+    reasons = refused(described_host("h100"), catalogue([CAPS]), plan.as_json())
+    assert f"decode: caps needs softcap 50 for layer 0, as in prefill, got {got}" in reasons
+
+
+def test_a_setting_its_row_does_not_compile_in_is_refused() -> None:
+    """The factory would be handed what it never declared."""
+    plan = _set(plan_with([kernel("a")]), ["prefill", "decode"], (("softcap", 50.0),))
+    reasons = refused(described_host("h100"), catalogue([kernel("a")]), plan.as_json())
+    assert "prefill: a needs a setting it compiles in, got softcap 50" in reasons

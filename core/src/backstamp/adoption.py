@@ -63,10 +63,13 @@ def _reasons(plan: Plan, host: HostCatalogue) -> Iterator[tuple[str, str]]:
     if plan.linear is not None:
         rows = plan.linear.rows
         slots += [("linear", f"linear {row.phase}", row) for row in rows]
+    compiled_in: dict[tuple[str, int], dict[str, tuple[float, str]]] = {}
     for slot, phase, row in slots:
         for reason in _torn(row):
             yield phase, reason
         for group in row.groups:
+            for reason in _unlike_settings(slot, group, phase, host, compiled_in):
+                yield phase, reason
             for reason in _group_reasons(slot, group, row, plan, host):
                 yield phase, reason
 
@@ -78,6 +81,32 @@ def _torn(row: PhasePlan) -> Iterator[str]:
         yield f"it names {row.kernel}, which none of its layers has"
     if not row.groups and named != (None, None, None):
         yield f"it names {row.kernel} and no layers"
+
+
+def _unlike_settings(
+    slot: Slot,
+    group: GroupPlan,
+    phase: str,
+    host: HostCatalogue,
+    compiled_in: dict[tuple[str, int], dict[str, tuple[float, str]]],
+) -> Iterator[str]:
+    """Settings no row compiles in, and layers that one phase compiles with another value than the next.
+
+    A plan does not carry its model: a setting gone from every phase of a layer cannot be told from one never there.
+    """
+    there = _row_of(slot, group, host)
+    if there is None:
+        return
+    settings = dict(group.settings)
+    for name in sorted(settings.keys() - there.offer.build_settings):
+        yield f"{group.kernel} needs a setting it compiles in, got {name} {settings[name]:g}"
+    for name in sorted(there.offer.build_settings):
+        value = settings.get(name, 0.0)
+        for layer in group.layers:
+            before, where = compiled_in.setdefault((group.component, layer), {}).setdefault(name, (value, phase))
+            if before != value:
+                yield f"{group.kernel} needs {name} {before:g} for layer {layer}, as in {where}, got {value:g}"
+                break
 
 
 def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, host: HostCatalogue) -> Iterator[str]:
