@@ -136,6 +136,13 @@ def test_an_untrusted_rule_that_says_the_same_or_only_of_its_own_is_not_told() -
         assert (plan.phase("decode").kernel, texts_of(plan, "untrusted")) == ("a", [])
 
 
+def test_what_a_denied_distribution_says_is_not_told() -> None:
+    """The operator has answered it already, so that strict mode has nothing to refuse."""
+    policy = Policy(deny=frozenset({"fake-acme"}), strict=True)
+    plan = plan_with([*OFFERS, ours(LOCK), theirs(rule(kernels=("c",)))], model=MODEL, policy=policy)
+    assert plan.phase("decode").kernel == "a"
+
+
 def test_two_trusted_rules_that_differ_count_neither_and_the_plan_says_so() -> None:
     """Naming both; strict mode refuses."""
     second = fake_plugin("s", family_defaults=[rule(kernels=("b",))], distribution="backstamp-sglang")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from backstamp.declarations import Device, EntryPair, FamilyDefault, FeatureDefault, RetiredSetting, Role
 from backstamp.discovery import Found
 from backstamp.first_party import is_trusted
+from backstamp.text import canonical
 
 if TYPE_CHECKING:
     from backstamp.policy import Policy
@@ -60,7 +61,7 @@ class Settled(Generic[Row]):
     Attributes:
         row: the row that counts; None where those trusted alike differ.
         distribution: who says it. trusted: whether that one may speak for kernels that are not its own.
-        left_out: untrusted rows that a trusted one stands before, and that differ from it.
+        left_out: untrusted rows that a trusted one stands before, and that differ from it; none of a denied one's.
         contradicted: who says different things, so that neither counts.
     """
 
@@ -94,7 +95,9 @@ def settle(said: Said[Row], policy: Policy) -> Settled[Row]:
     trusted = [item for item in said if is_trusted(item[1], policy)]
     ranked = trusted or list(said)
     row, distribution = ranked[0]
-    left_out = tuple([item for item in said if trusted and item not in trusted and item[0] != row])
+    # of whoever the operator denies nobody expects a word
+    others = [item for item in said if item not in trusted and canonical(item[1]) not in policy.deny]
+    left_out = tuple([item for item in others if trusted and item[0] != row])
     if any(other != row for other, _ in ranked):
         owners = tuple(sorted({owner for _, owner in ranked}))
         return Settled(None, distribution, bool(trusted), left_out, owners)
