@@ -102,7 +102,7 @@ def test_a_wish_that_gives_nothing_is_told() -> None:
     """A family's wish and the hybrid list are lost with a word, an error in strict mode."""
     plan = plan_with([kernel("z"), wishing("nosuch")], model=FAMILY)
     assert plan.phase("decode").kernel == "z"
-    assert "family g prefers nosuch; none of them is taken" in texts_of(plan, "lost")[0]
+    assert any("family g prefers nosuch; none of them is taken" in text for text in texts_of(plan, "lost"))
     with pytest.raises(StrictViolation, match="prefers nosuch"):
         plan_with([kernel("z"), wishing("nosuch")], model=FAMILY, policy=Policy(strict=True))
 

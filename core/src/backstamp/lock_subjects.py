@@ -23,7 +23,7 @@ from backstamp.declarations import Role
 from backstamp.engine import EngineFacts, load_engine
 from backstamp.errors import BackstampError, BadInput, BadLock
 from backstamp.host import HostFacts, load_host, profile_names, this_host
-from backstamp.launch import make_launch
+from backstamp.launch import Requests, make_launch
 from backstamp.lock import Lock, LockEntry, LockLaunch, make_lock, refusal_of
 from backstamp.model import DEFAULT_CONFIG, ModelFacts, load_model, model_from_config
 from backstamp.plan import Plan
@@ -153,10 +153,10 @@ class _Combination:
         return [drafted] if self.launch.role == "draft" else [target, drafted]
 
     def _entry(self, role: Role, model: ModelFacts, target: Plan | None) -> LockEntry:
-        asked = self.launch.requests
-        if self.subjects.draft is not None and asked.speculative_algorithm is None:
-            asked = replace(asked, speculative_algorithm="STANDALONE")
-        launch = make_launch(asked, policy=self.launch.policy, role=role, settings=dict(self.launch.settings))
+        # a draft model switches speculation on, and nobody typed the algorithm
+        assumed = Requests(speculative_algorithm="STANDALONE") if self.subjects.draft is not None else None
+        settings, policy = dict(self.launch.settings), self.launch.policy
+        launch = make_launch(self.launch.requests, embedder=assumed, policy=policy, role=role, settings=settings)
         engine = self.subjects.engine[0] if self.subjects.engine is not None else EngineFacts()
         try:
             plan = resolve_on(self.host, launch, engine, model, role=role, target=target)
