@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from backstamp.declarations import ANY, Alias, EntryPair, Offer, PageSizes, RetiredSetting
+from backstamp.declarations import (
+    ANY,
+    Alias,
+    EntryPair,
+    FamilyDefault,
+    FeatureDefault,
+    Offer,
+    PageSizes,
+    RetiredSetting,
+)
 from backstamp.declared import Declared, declared_from_json, declared_to_json
 from backstamp.errors import DeclarationError
 from backstamp.soundness import faults_of
@@ -44,6 +55,37 @@ def test_draft_phases_follow_their_halves() -> None:
         pytest.param({"draft_phases": frozenset({"decode"})}, "no draft phases", id="draft-phases"),
         pytest.param({"device": "any", "archs": ("9.0",)}, "archs ANY", id="any-device-one-arch"),
         pytest.param({"alignment_tokens": 128}, "not deterministic", id="alignment"),
+        pytest.param({"forward_archs": "minor"}, "forward_archs has unknown ['minor']", id="forward-archs"),
+        pytest.param({"slot": "att"}, "slot has unknown ['att']", id="slot"),
+        pytest.param({"plan": "maybe"}, "plan has unknown ['maybe']", id="plan"),
+        pytest.param({"device": "cudaa"}, "device has unknown ['cudaa']", id="device"),
+        pytest.param({"family": "mhaa"}, "family has unknown ['mhaa']", id="family"),
+        pytest.param({"graph": "full"}, "graph has unknown ['full']", id="graph"),
+        pytest.param({"graph_under": {"spec": "full"}}, "graph_under has unknown ['full']", id="graph-under-level"),
+        pytest.param({"graph_under": {"nope": "never"}}, "graph_under has unknown ['nope']", id="graph-under-word"),
+        pytest.param({"mask_format": "3d"}, "mask_format has unknown ['3d']", id="mask-format"),
+        pytest.param({"sink_conversion": "yes"}, "sink_conversion has unknown ['yes']", id="sink-conversion"),
+        pytest.param({"build_settings": frozenset({"soft"})}, "build_settings has unknown ['soft']", id="settings"),
+        pytest.param({"accuracy": ""}, "accuracy needs 'exact' or", id="no-accuracy"),
+        pytest.param({"accuracy": " exact"}, "accuracy needs 'exact' or", id="accuracy-with-blanks"),
+        pytest.param({"companions": ("",)}, "companions needs words inside", id="empty-companion"),
+        pytest.param({"requires": ("foo",), "companions": ("a b",)}, "'a b' is no PEP 508", id="no-companion"),
+        pytest.param({"requires": ("foo",), "companions": ("a>=1",)}, "distribution alone", id="companion-range"),
+        pytest.param({"runtimes": ("cuda=12",)}, "'cuda=12' is no PEP 508", id="bad-runtime"),
+        pytest.param({"head_dims": (0,)}, "head_dims needs d", id="no-head-dim"),
+        pytest.param({"head_dims": (64, -128)}, "got -128", id="negative-head-dim"),
+        pytest.param({"head_dims": ((576, -512),)}, "got (576, -512)", id="negative-pair"),
+        pytest.param({"head_dims": (True,)}, "got True", id="head-dim-flag"),
+        pytest.param({"page_sizes": PageSizes(preferred=-16, exact=(-16,))}, "sizes >= 1", id="negative-page"),
+        pytest.param({"page_sizes": PageSizes(preferred=16, exact=(16, 0))}, "sizes >= 1", id="page-of-none"),
+        pytest.param({"page_sizes": PageSizes(preferred=16, exact=(16,), multiple_of=-1)}, ">= 0", id="multiple"),
+        pytest.param({"page_sizes": PageSizes(preferred=16, exact=(True,))}, "exact needs int", id="page-flag"),
+        pytest.param({"fill_value": -1}, "fill_value needs a kv_len >= 0", id="fill-value"),
+        pytest.param({"kernel": ".."}, "kernel needs to start with", id="name-path"),
+        pytest.param({"kernel": "-k"}, "kernel needs to start with", id="name-flag"),
+        pytest.param({"kernel": "auto"}, "kernel needs a name of its own", id="name-auto"),
+        pytest.param({"kernel": "None"}, "kernel needs a name of its own", id="name-none"),
+        pytest.param({"kernel": "default"}, "kernel needs a name of its own", id="name-default"),
     ],
 )
 def test_a_faulty_offer_is_a_failure_and_its_fault_is_named(changes: dict[str, object], word: str) -> None:
@@ -52,6 +94,91 @@ def test_a_faulty_offer_is_a_failure_and_its_fault_is_named(changes: dict[str, o
     catalogue = catalogue_of(faulty)
     assert not catalogue.rows
     assert word in catalogue.failures[0].cause
+
+
+PACKAGES = frozenset({"fake"})
+ALIAS = Alias(key="a", kernels=("k",))
+FAMILY = FamilyDefault(model_type="g", kernels=("k",))
+FEATURE = FeatureDefault(feature="f", archs=("9.0",))
+RETIRED = RetiredSetting(name="OLD", replacement="--attention-backend", values={"1": "k"})
+ENTRY = EntryPair(draft="m:Draft", target="m:Target")
+ROWS = {
+    "offers": OFFER,
+    "aliases": ALIAS,
+    "family_defaults": FAMILY,
+    "feature_defaults": FEATURE,
+    "retired_settings": RETIRED,
+    "entry_classes": ENTRY,
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "word"),
+    [
+        pytest.param("aliases", {"slot": "att"}, "slot has unknown ['att']", id="alias-slot"),
+        pytest.param("aliases", {"key": "auto"}, "key needs a name of its own", id="alias-auto"),
+        pytest.param("aliases", {"kernels": ("none",)}, "kernels needs a name of its own", id="alias-of-none"),
+        pytest.param("aliases", {"kernels": ("k", "")}, "kernels needs words inside", id="alias-of-nothing"),
+        pytest.param("aliases", {"deprecated": "a"}, "deprecated needs the key", id="alias-instead-of-itself"),
+        pytest.param("aliases", {"deprecated": ""}, "deprecated needs the key", id="alias-instead-of-nothing"),
+        pytest.param("family_defaults", {"role": "drfat"}, "role has unknown ['drfat']", id="family-role"),
+        pytest.param("family_defaults", {"model_type": ""}, "model_type needs a word", id="family-of-nothing"),
+        pytest.param("family_defaults", {"component": " "}, "component needs a word", id="family-no-component"),
+        pytest.param(
+            "family_defaults", {"kernels": (), "allowed": frozenset()}, "says nothing", id="family-allows-nothing"
+        ),
+        pytest.param("feature_defaults", {"device": "cudaa"}, "device has unknown ['cudaa']", id="feature-device"),
+        pytest.param("feature_defaults", {"feature": ""}, "feature needs a word", id="feature-of-nothing"),
+        pytest.param("feature_defaults", {"archs": ("any", "9.0")}, "got both in", id="feature-any-among-others"),
+        pytest.param("retired_settings", {"replacement": ""}, "replacement needs a word", id="retired-for-nothing"),
+        pytest.param("retired_settings", {"values": {"1": ""}}, "values needs words inside", id="retired-empty-key"),
+        pytest.param("entry_classes", {"draft": "Draft"}, 'draft needs "module:Class"', id="entry-form"),
+        pytest.param("entry_classes", {"target": "m:1"}, 'target needs "module:Class"', id="entry-name"),
+    ],
+)
+@pytest.mark.parametrize("form", ["objects", "json"])
+def test_a_faulty_row_of_any_table_fails_its_plugin_alone(
+    form: str, table: str, changes: dict[str, object], word: str
+) -> None:
+    """From objects and from backstamp.json alike: the fault is named and the other plugin is there."""
+    declared = Declared(**{table: (replace(ROWS[table], **changes),)})
+    if form == "json":
+        declared = declared_from_json(declared_to_json(declared), "p")
+    bad = replace(fake_plugin("bad"), declared=declared)
+    catalogue = catalogue_of(bad, fake_plugin("good", [OFFER]))
+    assert word in catalogue.failures[0].cause
+    assert list(catalogue.rows) == [("attention", OFFER.kernel)]
+
+
+def literal_places() -> list[tuple[str, str]]:
+    """Every field of every row that holds a word of a Literal, however deep."""
+
+    def within(hint: object) -> bool:
+        return get_origin(hint) is Literal or any(within(part) for part in get_args(hint))
+
+    return [(table, name) for table in ROWS for name, hint in get_type_hints(type(ROWS[table])).items() if within(hint)]
+
+
+@pytest.mark.parametrize(("table", "name"), literal_places(), ids=lambda word: word)
+def test_every_literal_is_held_to_its_words(table: str, name: str) -> None:
+    """A field added later is asked too: an unknown word in it, at every place it has, is a fault of the plugin."""
+    hint = get_type_hints(type(ROWS[table]))[name]
+    if get_origin(hint) in (UnionType, Union) and type(None) in get_args(hint):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is frozenset:
+        odd: object = frozenset({"zzz"})
+    elif name in ("by_phase", "phase_inputs"):
+        odd = {"zzz": ("k",) if name == "by_phase" else frozenset({"host_lens"})}
+    else:
+        odd = {"spec": "zzz"} if name == "graph_under" else "zzz"
+    declared = Declared(**{table: (replace(ROWS[table], **{name: odd}),)})
+    assert any("unknown ['zzz']" in fault or "names ['zzz']" in fault for fault in faults_of(declared, PACKAGES))
+
+
+def test_a_row_in_the_wrong_table_is_a_fault() -> None:
+    """It would be asked for fields it has not."""
+    (fault,) = faults_of(Declared(offers=(ALIAS,)), frozenset())  # type: ignore[arg-type]
+    assert fault == "offers[0]: needs Offer, got Alias"
 
 
 def test_all_faults_are_reported_together() -> None:

@@ -13,7 +13,15 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import fields
 from typing import Final, cast
 
-from backstamp.declarations import Alias, Offer, PageSizes
+from backstamp.declarations import (
+    Alias,
+    EntryPair,
+    FamilyDefault,
+    FeatureDefault,
+    Offer,
+    PageSizes,
+    RetiredSetting,
+)
 from backstamp.declared import Declared
 from backstamp.text import plain
 
@@ -23,6 +31,16 @@ _LIMIT_CHARACTERS: Final = 300
 _NAME_CHARACTERS: Final = 100
 #: Characters that end or split a name elsewhere: lists, `distribution:name`, paths, shells.
 _NOT_IN_NAMES: Final = frozenset(",:/\\;|&<>'\"`$")
+#: Words that stand for no kernel wherever a kernel's name may stand.
+_RESERVED: Final = frozenset({"auto", "default", "none"})
+_ROWS: Final[Mapping[str, type]] = {
+    "offers": Offer,
+    "aliases": Alias,
+    "entry_classes": EntryPair,
+    "retired_settings": RetiredSetting,
+    "family_defaults": FamilyDefault,
+    "feature_defaults": FeatureDefault,
+}
 #: The type of a field by the first word of its annotation; other fields are words (`Literal`, `str`).
 _KINDS: Final[tuple[tuple[str, type], ...]] = (
     ("tuple", tuple),
@@ -41,7 +59,9 @@ def malformed(declared: Declared) -> list[str]:
     for table in fields(declared):
         rows: tuple[object, ...] = getattr(declared, table.name)
         for at, row in enumerate(rows):
-            faults += [f"{table.name}[{at}]: {fault}" for fault in _row_faults(row)]
+            kind = _ROWS[table.name]
+            found = _row_faults(row) if type(row) is kind else [f"needs {kind.__name__}, got {type(row).__name__}"]
+            faults += [f"{table.name}[{at}]: {fault}" for fault in found]
     return [plain(fault) for fault in dict.fromkeys(faults)]
 
 
@@ -57,6 +77,8 @@ def _row_faults(row: object) -> Iterable[str]:
             yield f"{name} needs {inner.__name__} for every key, got {value!r}"
         elif not _holds_texts(value) and name != "head_dims":
             yield f"{name} needs text inside, got {value!r}"
+        elif _holds_blanks(value):
+            yield f"{name} needs words inside, got an empty one in {value!r}"
         else:
             _collect(name, value, texts)
             yield from _page_faults(value)
@@ -106,11 +128,25 @@ def _holds_texts(value: object) -> bool:
     return all(isinstance(part, (str, tuple, frozenset)) and _holds_texts(part) for part in value)
 
 
+def _holds_blanks(value: object) -> bool:
+    """Whether a collection holds an empty word; a mapping's keys may be what somebody left empty."""
+    parts = tuple(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(parts, (tuple, list, frozenset, set)):
+        return False
+    return any(not part.strip() if isinstance(part, str) else _holds_blanks(part) for part in parts)
+
+
 def _page_faults(value: object) -> Iterable[str]:
-    if isinstance(value, PageSizes):
-        for name, size in (("preferred", value.preferred), ("multiple_of", value.multiple_of)):
-            if type(size) is not int:
-                yield f"page_sizes.{name} needs int, got {type(size).__name__}"
+    if not isinstance(value, PageSizes):
+        return
+    for name, size in (("preferred", value.preferred), ("multiple_of", value.multiple_of)):
+        if type(size) is not int:
+            yield f"page_sizes.{name} needs int, got {type(size).__name__}"
+    exact: object = value.exact
+    if not isinstance(exact, tuple):
+        yield f"page_sizes.exact needs tuple, got {type(exact).__name__}"
+    elif not all(type(size) is int for size in exact):
+        yield f"page_sizes.exact needs int inside, got {exact!r}"
 
 
 def _is_odd(text: str) -> bool:
@@ -135,3 +171,8 @@ def _name_faults(name: object) -> Iterable[str]:
         yield f"needs at most {_NAME_CHARACTERS} characters, got {len(name)}"
     elif _NOT_IN_NAMES & set(name) or name != name.strip() or any(char.isspace() for char in name):
         yield f"needs a word without separators, got {name!r}"
+    elif not (name[0].isalnum() or name[0] == "_"):
+        # `..` is a path and `-k` a flag
+        yield f"needs to start with a letter or a digit, got {name!r}"
+    elif name.lower() in _RESERVED:
+        yield f"needs a name of its own, got {name!r}, which means that no kernel is named"
