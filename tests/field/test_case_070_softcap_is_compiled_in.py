@@ -20,7 +20,7 @@ CAPPED, PLAIN = model_of("softcap"), model_of("mha")
 WIDE = {"head_dims": (128, 256)}
 FEATURES = frozenset({"window", "softcap"})
 BUILDS_IN = kernel("builds_in", features=FEATURES, build_settings=frozenset({"softcap"}), priority=90, **WIDE)
-NONE = kernel("none", features=frozenset({"window"}), priority=99, **WIDE)
+NONE = kernel("uncapped", features=frozenset({"window"}), priority=99, **WIDE)
 PLUGIN = fake_plugin("p", [BUILDS_IN, NONE])
 
 
@@ -83,7 +83,7 @@ def test_a_report_that_is_missing_or_wrong_is_an_error(settings: dict[str, float
 def test_a_kernel_without_softcap_is_refused() -> None:
     """sglang #33915: uncapped is not an answer; asked for it is an error, alone it is no kernel."""
     with pytest.raises(Refused) as caught:
-        plan_on("h100", PLUGIN, requests=Requests(attention_backend="none"), model=CAPPED)
+        plan_on("h100", PLUGIN, requests=Requests(attention_backend="uncapped"), model=CAPPED)
     assert "softcap" in caught.value.needed
     with pytest.raises(NoKernel, match="softcap"):
         plan_on("h100", fake_plugin("p", [NONE]), model=CAPPED)
@@ -91,7 +91,7 @@ def test_a_kernel_without_softcap_is_refused() -> None:
 
 def test_a_model_without_a_cap_takes_any() -> None:
     """Softcap 0: the kernel without it is as good, and the one with it is built without a setting."""
-    assert kernels(plan_on("h100", PLUGIN, model=PLAIN))["decode"] == "none"
+    assert kernels(plan_on("h100", PLUGIN, model=PLAIN))["decode"] == "uncapped"
     plan = plan_on("h100", PLUGIN, requests=Requests(attention_backend="builds_in"), model=PLAIN)
     backends = built_from(plan, PLUGIN, layers=layers(0.0, 128, 32))
     assert backends.serving_attention_backend("decode").request.settings == {}

@@ -9,7 +9,7 @@ the declaration say is refused before it is stamped.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +21,7 @@ from backstamp.factories import BuildRequest, Built
 from backstamp.factory_loading import Factory
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan
-from backstamp.stamp import Stamp, is_container, put_stamp, steps_of
-from backstamp.text import plain
+from backstamp.stamp import Stamp, is_container, parts_of, put_stamp, said, steps_of
 
 if TYPE_CHECKING:
     from backstamp.attention import AttentionBackend
@@ -72,7 +71,7 @@ class BuildJob:
             raise FactoryFailed(
                 self.who,
                 needed=f"factory {row.offer.factory} to build it",
-                found=plain(f"{type(cause).__name__}: {cause}"),
+                found=said(cause),
                 fix="Report it to the plugin's author, or ask for another kernel",
             ) from cause
         self._check(answer, row, request)
@@ -88,19 +87,25 @@ class BuildJob:
             if len(steps_of(first)) != count:
                 raise BuiltMismatch(self.who, needed=f"{count} steps", found=str(len(steps_of(first))))
             return first
-        if not callable(getattr(first, "forward", None)):
+        if not self._runs(first):
             raise ContainerWithoutChildren(
                 self.who,
                 needed="a decode backend, or a container that exposes its steps as attn_backends",
                 found=f"{type(first).__name__}, which has neither forward nor attn_backends",
             )
         leaves = [first, *(self.leaf() for _ in range(count - 1))]
+        if None in leaves:
+            raise BuiltMismatch(
+                self.who, needed=f"a backend for each of {count} steps", found=f"none for step {leaves.index(None)}"
+            )
         return DraftSteps(cast("list[AttentionBackend[object]]", leaves))
 
     def stamp(self, built: object) -> None:
         """Put the stamp on what was built."""
         rows = {row.phase: row for row in self.plan.phases}
-        origin_module = sys.modules.get(type(built if not is_container(built) else steps_of(built)[0]).__module__)
+        # a container of ours says nothing of whose code runs: its first leaf does
+        leaf = next((part for part in parts_of(built) if not is_container(part)), built)
+        origin_module = sys.modules.get(type(leaf).__module__)
         put_stamp(
             built,
             Stamp(
@@ -114,6 +119,14 @@ class BuildJob:
                 skipped=self.group.skipped,
             ),
         )
+
+    def _runs(self, built: object) -> bool:
+        try:
+            return callable(getattr(built, "forward", None))
+        except Exception as cause:  # a class may answer for its attributes with code of its own
+            raise BuiltMismatch(
+                self.who, needed="a backend whose forward can be read", found=f"one that raised {said(cause)}"
+            ) from cause
 
     def _request(self, offer: Offer) -> BuildRequest:
         layers = tuple(layer for layer in self.runner.layers if layer.layer_id in self.group.layers)
@@ -164,8 +177,18 @@ class BuildJob:
             declared = {row.offer.kernel for rows in self.catalogue.rows.values() for row in rows}
             known = "another kernel" if name in declared else "a name nobody declared"
             raise BuiltMismatch(self.who, needed=repr(request.kernel), found=f"{name!r}, {known}")
-        reported = answer[2] if len(answer) > 2 else {}
-        for setting, value in request.settings.items():
-            if reported.get(setting) != value:
-                found = f"{setting} {reported.get(setting, 'not reported')}"
-                raise BuiltMismatch(self.who, needed=f"{setting} {value} compiled in", found=found)
+        self._check_settings(answer[2] if len(answer) > 2 else {}, row, request)
+
+    def _check_settings(self, reported: object, row: Row, request: BuildRequest) -> None:
+        """Refuse an object that was compiled without what the model needs, or with what it does not."""
+        if not isinstance(reported, Mapping):
+            raise BuiltMismatch(self.who, needed="Built.settings to be a mapping", found=type(reported).__name__)
+        for setting in sorted({*request.settings, *row.offer.build_settings}):
+            # 0 is the value of a feature that is off
+            wanted, found = request.settings.get(setting, 0.0), reported.get(setting)
+            asked, number = setting in request.settings, type(found) in (int, float)
+            if (number and found == wanted) or (found is None and not asked):
+                continue
+            needed = f"{setting} {wanted} compiled in" if asked else f"no {setting} compiled in"
+            said_so = "not reported" if found is None else found if number else type(found).__name__
+            raise BuiltMismatch(self.who, needed=needed, found=f"{setting} {said_so}")
