@@ -58,3 +58,71 @@ def test_an_unstamped_draft_fails() -> None:
 
     with pytest.raises(BuiltMismatch, match="without a stamp"):
         check_draft_is_consumed(Forgetful(), draft_plan())
+
+
+OTHER = kernel("other", phases=frozenset({"prefill"}), draft_phases=frozenset({"draft_extend"}), priority=99)
+LOOP = kernel("loop", phases=frozenset({"decode", "verify"}), draft_phases=frozenset({"draft_decode"}), priority=99)
+BOTH = [OTHER, LOOP, kernel("x", priority=1)]
+
+
+class ByPhase:
+    """Builds each phase of a draft; with `one`, that kernel for all of them whatever the plan says."""
+
+    def __init__(self, *leaves_out: str, one: str | None = None, bare: bool = False) -> None:
+        self.leaves_out, self.one, self.bare = leaves_out, one, bare
+
+    def build_draft(self, family: str, plan: Plan) -> object:
+        """The draft of any family."""
+        if self.one is not None:
+            plan = plan_of(BOTH, Requests(draft_attention_backend=self.one), role="draft")
+        backends = build(plan, RunnerShape(), catalogue_of(fake_plugin("p", BOTH)), load=recording_factory)
+        if self.bare:
+            return backends.serving_attention_backend("draft_extend")
+        phases = [row.phase for row in plan.running if row.phase not in self.leaves_out]
+        return {phase: backends.serving_attention_backend(phase) for phase in phases}
+
+
+def two_kernels() -> Plan:
+    """A draft whose loop is another kernel than its extend phase."""
+    plan = plan_of(BOTH, Requests(), role="draft")
+    assert (plan.phase("draft_extend").kernel, plan.phase("draft_decode").kernel) == ("other", "loop")
+    return plan
+
+
+def test_each_phase_of_a_draft_is_held_against_its_own_kernel() -> None:
+    """What serves one phase of the plan does not serve the others."""
+    check_draft_is_consumed(ByPhase(), two_kernels())
+    with pytest.raises(BuiltMismatch, match=r"mtp: x of fake-p .*, runs draft_decode, planned as loop"):
+        check_draft_is_consumed(ByPhase(one="x"), two_kernels())
+
+
+def test_a_kernel_of_another_phase_is_no_draft_loop() -> None:
+    """The plan has that kernel, for draft_extend; the loop runs another."""
+    with pytest.raises(BuiltMismatch, match=r"mtp: other .*, built for prefill, draft_extend, runs draft_decode"):
+        check_draft_is_consumed(ByPhase(bare=True), two_kernels())
+
+
+def test_a_single_step_draft_is_its_extend_backend() -> None:
+    """It has no loop to build."""
+    plan = plan_of(BOTH, Requests(speculative_num_steps=1), role="draft")
+    check_draft_is_consumed(ByPhase(bare=True), plan)
+
+
+def test_a_phase_nobody_built_is_named() -> None:
+    """An adapter that answers by phase answers for all of them."""
+    with pytest.raises(BuiltMismatch, match="eagle: nothing for draft_decode"):
+        check_draft_is_consumed(ByPhase("draft_decode"), two_kernels())
+
+
+def test_a_container_that_hides_its_steps_fails() -> None:
+    """It is told with the others, not raised in the middle of the check."""
+
+    class Hidden:
+        attn_backends = ()
+
+    class Hiding(Adapter):
+        def build_draft(self, family: str, plan: Plan) -> object:
+            return Hidden()
+
+    with pytest.raises(BuiltMismatch, match="dflash: Hidden for draft_decode: an empty tuple"):
+        check_draft_is_consumed(Hiding(), draft_plan())

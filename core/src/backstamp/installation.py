@@ -48,15 +48,24 @@ def installation_of(offer: Offer, installed: Installed | None) -> tuple[LibraryR
     for companion in offer.companions:
         name = library_name(companion)
         have = installed.get(name) or "an unknown version"
-        # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
-        if name in installed and _public(have) != _public(library.version or ""):
+        if name in installed and not _same_version(have, library.version or ""):
             wanted = f"{companion} {library.version} beside {first} {library.version}"
             refusals.append(Refusal(INSTALL_DEPTH, "companion", companion, wanted, f"{companion} {have}"))
     return library, tuple(refusals)
 
 
-def _public(version: str) -> str:
-    return version.partition("+")[0]
+def _same_version(one: str, other: str) -> bool:
+    """Whether two versions are one as packaging reads them: v0.6.14, 0.6.14 and 0.6.14.0 are."""
+    # flashinfer-jit-cache carries a build tag (0.6.1+cu130) that its library does not
+    texts = [text.partition("+")[0] for text in (one, other)]
+    if texts[0] == texts[1]:
+        return True
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(texts[0]) == Version(texts[1])
+    except InvalidVersion:
+        return False
 
 
 def _library_refusal(text: str, installed: Installed) -> Refusal | None:
@@ -72,8 +81,8 @@ def _library_refusal(text: str, installed: Installed) -> Refusal | None:
         version = Version(have or "unknown")
     except InvalidVersion:
         return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unreadable version {have!r}")
-    if version.public == "0.0.0":
-        # build systems write 0.0.0+unknown where they could not find the version
+    if not any(version.release):
+        # versioneer and setuptools-scm write 0+unknown, 0.0.0 and their like where they could not find the version
         return Refusal(INSTALL_DEPTH, "library_unknown", name, text, f"{name} with unknown version {have}")
     # a local or pre-release build of a good version is that version
     if not requirement.specifier.contains(version.public, prereleases=True):
