@@ -135,6 +135,35 @@ def test_an_unknown_word_is_refused(of: str, convertible: frozenset[str], word: 
     assert caught.value.found == word
 
 
+@pytest.mark.parametrize(
+    ("plans", "who", "found"),
+    [
+        pytest.param([PLAN, None], "compare, rank 1", "None", id="no-plan"),
+        pytest.param({"prefill": PLAN, "decode": "plan.json"}, "compare, rank decode", "'plan.json'", id="a-word"),
+        pytest.param(None, "compare", "NoneType", id="nothing"),
+        pytest.param(PLAN, "compare", "Plan", id="one-plan"),
+    ],
+)
+def test_what_is_no_plan_is_refused_by_its_place(plans: object, who: str, found: str) -> None:
+    """A rank that has none cannot agree."""
+    for hold in (compare, differences):
+        with pytest.raises(BadInput) as caught:
+            hold(plans)  # type: ignore[arg-type]
+        assert (caught.value.who, caught.value.found) == (who, found)
+
+
+def test_a_rank_without_a_plan_is_refused_before_it_shows_anything() -> None:
+    """The others would wait for it in vain, or read something else."""
+    with pytest.raises(BadInput, match="agree: needs a resolved plan, got None"):
+        agree(None, None, 0, 2)  # type: ignore[arg-type]
+
+
+def test_what_is_convertible_is_a_set() -> None:
+    """A word alone would be read letter by letter."""
+    with pytest.raises(BadInput, match="compare, convertible: needs a set of words, got 'page_size'"):
+        compare([PLAN], "instances", convertible="page_size")  # type: ignore[arg-type]
+
+
 def test_the_bytes_that_travel_are_the_plan_and_nothing_else() -> None:
     """JSON in ASCII, the same for the same plan, read back by any reader of plans."""
     assert canonical_bytes(PLAN) == canonical_bytes(plan_of(OFFERS))

@@ -61,6 +61,24 @@ def test_embedder_is_heard_where_the_operator_is_silent() -> None:
         ("chunked_prefill_size", -2),
         ("speculative_attention_mode", "verify"),
         ("attention_backend", "  "),
+        ("attention_backend", " triton"),
+        ("draft_attention_backend", "triton\t"),
+        ("attention_backend", 5),
+        ("dsa_decode_backend", ["fa3"]),
+        ("page_size", "16"),
+        ("page_size", 16.5),
+        ("page_size", True),
+        ("speculative_num_steps", "3"),
+        ("chunked_prefill_size", False),
+        ("kv_cache_dtype", 5),
+        ("kv_cache_dtype", ""),
+        ("speculative_algorithm", ""),
+        ("speculative_algorithm", True),
+        ("speculative_attention_mode", 1),
+        ("deterministic", "yes"),
+        ("deterministic", 1),
+        ("training", "no"),
+        ("training", 0),
     ],
 )
 def test_nonsense_values_name_their_flag(field: str, value: object) -> None:
@@ -69,6 +87,47 @@ def test_nonsense_values_name_their_flag(field: str, value: object) -> None:
         Requests(**{field: value})
     assert caught.value.who == "--" + field.replace("_", "-")
     assert repr(value).strip("'") in caught.value.found or str(value) == caught.value.found
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "who", "needed"),
+    [
+        pytest.param("component_backends", {"main": None}, "--component-backend main", "a key", id="no-key"),
+        pytest.param("component_backends", {"main": " fa3"}, "--component-backend main", "without blanks", id="blanks"),
+        pytest.param("component_backends", {"": "fa3"}, "--component-backend NAME", "a key", id="no-name"),
+        pytest.param("component_backends", {5: "fa3"}, "--component-backend NAME", "a key", id="number"),
+        pytest.param("component_backends", "main=fa3", "--component-backend", "values by name", id="word"),
+        pytest.param("features", {"f": "on"}, "--feature f", "true or false", id="feature-word"),
+        pytest.param("features", {"f": 1}, "--feature f", "true or false", id="feature-number"),
+        pytest.param("features", {"f": None}, "--feature f", "true or false", id="feature-none"),
+        pytest.param("features", ["f"], "--feature", "values by name", id="feature-list"),
+    ],
+)
+def test_nonsense_by_name_names_its_flag_and_name(field: str, value: object, who: str, needed: str) -> None:
+    """What was asked of one component, or of one feature, is held to the same rules."""
+    with pytest.raises(BadInput) as caught:
+        Requests(**{field: value})
+    assert caught.value.who == who
+    assert needed in caught.value.needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "who", "needed"),
+    [
+        pytest.param({"role": "drfat"}, "make_launch, role", "target or draft", id="role"),
+        pytest.param({"operator": None}, "make_launch, operator", "Requests", id="operator"),
+        pytest.param({"embedder": {"page_size": 16}}, "make_launch, embedder", "Requests", id="embedder"),
+        pytest.param({"family": "gemma"}, "make_launch, family", "Requests", id="family"),
+        pytest.param({"policy": "strict"}, "make_launch, policy", "a Policy", id="policy"),
+        pytest.param({"settings": {"OLD": 1}}, "make_launch, settings", "texts by name", id="setting"),
+        pytest.param({"settings": ["OLD"]}, "make_launch, settings", "texts by name", id="settings"),
+    ],
+)
+def test_what_makes_a_launch_is_of_its_class(arguments: dict[str, object], who: str, needed: str) -> None:
+    """An unknown role would be asked about as neither target nor draft."""
+    with pytest.raises(BadInput) as caught:
+        make_launch(**{"operator": Requests(), **arguments})
+    assert (caught.value.who, caught.value.needed) == (who, needed)
 
 
 def test_draft_role_implies_speculation() -> None:

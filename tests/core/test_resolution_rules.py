@@ -372,7 +372,7 @@ def test_a_stamp_that_is_not_the_plans_is_found(change: dict[str, object]) -> No
     plan = plan_of([kernel("a")])
     built = build(plan, RunnerShape(), catalogue_of(fake_plugin("p", [kernel("a")])), load=recording_factory)
     backend = built.serving_attention_backend("decode")
-    put_stamp(backend, replace(read_stamp(backend), **change))
+    backend.backstamp_stamp = replace(read_stamp(backend), **change)
     with pytest.raises(BuiltMismatch, match=r"needs a .*for"):
         verify_consumed(built)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from backstamp.adoption import adopt
@@ -19,6 +19,7 @@ from backstamp.errors import BadInput, BadPlan, Disagreement
 from backstamp.exchange import Store, exchange
 from backstamp.plan import Plan
 from backstamp.plan_reading import plan_from_json
+from backstamp.text import plain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,7 +60,7 @@ def compare(
 
     Raises:
         Disagreement: they do not go together; the first differing field, whose, and both values.
-        BadInput: an unknown `of` or `convertible`.
+        BadInput: an unknown `of` or `convertible`, or what should be a plan is none.
     """
     found = differences(plans, of, convertible=convertible)
     if not found:
@@ -80,11 +81,11 @@ def differences(
     """What `compare` would raise about, one row for each plan that is not as most are; between equals the first wins.
 
     Raises:
-        BadInput: an unknown `of` or `convertible`.
+        BadInput: an unknown `of` or `convertible`, or what should be a plan is none.
     """
     _check_words(of, convertible)
-    named = plans if isinstance(plans, Mapping) else {str(at): plan for at, plan in enumerate(plans)}
     noun = "rank" if of == "ranks" else "instance"
+    named = _by_name(plans, noun)
     facts = {f"{noun} {name}": _facts(plan, of, convertible) for name, plan in named.items()}
     if not facts:
         return ()
@@ -120,8 +121,9 @@ def agree(
     Raises:
         Disagreement: as `compare`, on every rank. RankMissing: a rank did not answer within `timeout_s` seconds, or
         closed its end; the error names who answered and who did not. BadPlan: what a rank showed is no plan.
-        BadInput: `through` is neither, or rank and world size do not fit.
+        BadInput: `through` is neither, `plan` is none, or rank and world size do not fit.
     """
+    _check_plan("agree", plan)
     facts = json.dumps(_facts(plan, "ranks", frozenset()), sort_keys=True).encode()
     mine = hashlib.sha256(facts).hexdigest().encode()
     # where all agree, which is nearly always, 64 bytes a rank say so
@@ -145,9 +147,26 @@ _FIX: Final[Mapping[Of, str]] = {
 }
 
 
+def _by_name(plans: object, noun: str) -> Mapping[str, Plan]:
+    """Plans by name, of ranks or instances; those of a list are named by their place."""
+    if not isinstance(plans, Mapping | list | tuple):
+        raise BadInput("compare", needed="plans, as a list or by name", found=type(plans).__name__)
+    named = plans if isinstance(plans, Mapping) else {str(at): plan for at, plan in enumerate(plans)}
+    for name, plan in named.items():
+        _check_plan(f"compare, {noun} {name}", plan)
+    return named
+
+
+def _check_plan(who: str, plan: object) -> None:
+    if not isinstance(plan, Plan):
+        raise BadInput(who, needed="a resolved plan", found=plain(repr(plan)))
+
+
 def _check_words(of: str, convertible: frozenset[str]) -> None:
-    if of not in _FIX:
+    if of not in tuple(_FIX):
         raise BadInput("compare", needed="of='ranks' or of='instances'", found=repr(of))
+    if not isinstance(convertible, Set):
+        raise BadInput("compare, convertible", needed="a set of words", found=repr(convertible))
     unknown = sorted(convertible - (_CONVERTIBLE if of == "instances" else frozenset()))
     if unknown:
         known = "page_size, between instances" if of == "instances" else "nothing convertible: ranks run the same"

@@ -9,6 +9,7 @@ running engine.
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,9 @@ class EngineFacts:
         page_size: the page size of its cache where that is fixed, else None.
         components: components whose attention it hands over ("main", "vision", "audio", "cross_attention"); None all.
         tracked_states: whether linear kernels must write the states in between, as caching prefixes of a hybrid does.
+
+    Raises:
+        BadInput: a value of another type, an unknown graph level or no page size.
     """
 
     name: str = "any engine"
@@ -50,6 +54,13 @@ class EngineFacts:
     page_size: int | None = None
     components: frozenset[str] | None = None
     tracked_states: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value: object = getattr(self, item.name)
+            needed = _needed(item.name, value)
+            if needed:
+                raise BadInput(f"engine facts, field {item.name}", needed=needed, found=repr(value))
 
 
 _SETS: Final = ("index_forms", "kv_forms", "inputs", "mask_formats", "layouts")
@@ -69,34 +80,33 @@ def load_engine(path: str) -> EngineFacts:
     if not isinstance(data, dict):
         raise BadInput(who, needed="a JSON object", found=type(data).__name__)
     known = [item.name for item in fields(EngineFacts)]
+    changes: dict[str, object] = {}
     for name, value in data.items():
-        _check_field(who, known, name, value)
-    facts = EngineFacts()
-    for name, value in data.items():
-        facts = _with_field(facts, name, value)
-    return facts
+        if name not in known:
+            raise BadInput(who, needed=f"fields among {', '.join(known)}", found=repr(name))
+        changes[name] = _from_json(value)
+        needed = _needed(name, changes[name])
+        if needed:
+            raise BadInput(f"{who}, field {name}", needed=needed, found=repr(value))
+    return replace(EngineFacts(), **changes)  # type: ignore[arg-type]
 
 
-def _with_field(facts: EngineFacts, name: str, value: object) -> EngineFacts:
-    changes = {name: frozenset(value) if isinstance(value, list) else value}
-    return replace(facts, **changes)  # type: ignore[arg-type]
+def _from_json(value: object) -> object:
+    """A list of words as the set it stands for; whatever else it holds is left for the check."""
+    words = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return frozenset(value) if words and isinstance(value, list) else value
 
 
-def _check_field(who: str, known: list[str], name: str, value: object) -> None:
-    if name not in known:
-        raise BadInput(who, needed=f"fields among {', '.join(known)}", found=repr(name))
-    if name in _SETS or (name == "components" and value is not None):
-        sound, needed = isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of words"
-    elif name == "components":
-        sound, needed = True, ""
-    elif name == "graph":
-        sound, needed = value in GRAPH_LEVELS, "one of " + ", ".join(GRAPH_LEVELS)
-    elif name == "name":
-        sound, needed = isinstance(value, str), "a word"
-    elif name == "page_size":
-        sound = value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-        needed = "a whole number >= 1 or null"
-    else:
-        sound, needed = isinstance(value, bool), "true or false"
-    if not sound:
-        raise BadInput(f"{who}, field {name}", needed=needed, found=repr(value))
+def _needed(name: str, value: object) -> str:
+    """What a field needs and does not have; empty where it has it."""
+    if name in _SETS or name == "components":
+        words = isinstance(value, Set) and all(isinstance(item, str) for item in value)
+        return "" if words or (name == "components" and value is None) else "a list of words"
+    if name == "graph":
+        return "" if value in GRAPH_LEVELS else "one of " + ", ".join(GRAPH_LEVELS)
+    if name == "name":
+        return "" if isinstance(value, str) else "a word"
+    if name == "page_size":
+        number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return "" if number or value is None else "a whole number >= 1 or null"
+    return "" if isinstance(value, bool) else "true or false"

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from backstamp.declarations import Half, Phase, Role
 from backstamp.errors import BadInput
 from backstamp.policy import Policy
+from backstamp.request_checks import check_flag, check_number, check_word, named
 
 __all__ = [
     "FLAGS",
@@ -42,7 +43,7 @@ class Requests:
     """What one source asked for; None is unset. Keys may be written `distribution:name`.
 
     Raises:
-        BadInput: a number out of range or an unknown word, naming the flag.
+        BadInput: a value of another type, out of range or an unknown word, naming the flag.
     """
 
     attention_backend: str | None = None
@@ -71,11 +72,15 @@ class Requests:
     features: Mapping[str, bool] | None = None
 
     def __post_init__(self) -> None:
+        for name in (*_KEYS, "speculative_algorithm", "kv_cache_dtype"):
+            check_word(FLAGS[name], getattr(self, name))
+        for name in ("deterministic", "training"):
+            check_flag(FLAGS[name], getattr(self, name))
         for name in ("speculative_topk", "page_size", "tp_size", "dcp_size"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("speculative_num_steps", self.speculative_num_steps, 0)
+            check_number(FLAGS[name], getattr(self, name), 1)
+        check_number(FLAGS["speculative_num_steps"], self.speculative_num_steps, 0)
         # -1 is the field's word for chunked prefill switched off
-        _at_least("chunked_prefill_size", self.chunked_prefill_size, -1)
+        check_number(FLAGS["chunked_prefill_size"], self.chunked_prefill_size, -1)
         if self.speculative_attention_mode not in (None, "prefill", "decode"):
             raise BadInput(
                 FLAGS["speculative_attention_mode"],
@@ -83,11 +88,10 @@ class Requests:
                 found=repr(self.speculative_attention_mode),
                 fix="To choose the verify kernel itself, use --verify-attention-backend",
             )
-        keys = [(FLAGS[name], getattr(self, name)) for name in _KEYS]
-        keys += [(_component_flag(name), key) for name, key in (self.component_backends or {}).items()]
-        for flag, key in keys:
-            if key is not None and not key.strip():
-                raise BadInput(flag, needed="a key", found=repr(key), fix="Leave the flag out to resolve by auto")
+        for component, key in named(FLAGS["component_backends"], self.component_backends):
+            check_word(_component_flag(component), key, optional=False)
+        for feature, on in named(FLAGS["features"], self.features):
+            check_flag(f"{FLAGS['features']} {feature}", on, optional=False)
 
 
 #: The flag of every request, as the command line spells it; the last two are repeated, NAME=VALUE each.
@@ -211,7 +215,11 @@ def make_launch(
     `settings` are environment variables and old flags found set; those a plugin declares retired are told, the others
     are left alone. A draft role implies speculation even when no algorithm was named: there is no other reason to ask
     about a draft.
+
+    Raises:
+        BadInput: an unknown role, or an argument that is not of its class.
     """
+    _check_arguments({"operator": operator, "embedder": embedder, "family": family}, policy, role, settings)
     ranked = zip(SOURCES, (operator, embedder, family), strict=True)
     asked = [(source, requests) for source, requests in ranked if requests is not None]
     keys: dict[str, Request] = {}
@@ -256,16 +264,24 @@ def make_launch(
     )
 
 
+def _check_arguments(asked: Mapping[str, object], policy: object, role: object, settings: object) -> None:
+    for name, requests in asked.items():
+        if not isinstance(requests, Requests) and (requests is not None or name == "operator"):
+            raise BadInput(f"make_launch, {name}", needed="Requests", found=repr(requests))
+    if policy is not None and not isinstance(policy, Policy):
+        raise BadInput("make_launch, policy", needed="a Policy", found=repr(policy))
+    if role not in get_args(Role):
+        raise BadInput("make_launch, role", needed=" or ".join(get_args(Role)), found=repr(role))
+    pairs = settings.items() if isinstance(settings, Mapping) else ()
+    if not isinstance(settings, Mapping | None) or not all(isinstance(word, str) for pair in pairs for word in pair):
+        raise BadInput("make_launch, settings", needed="texts by name", found=repr(settings))
+
+
 def _strongest(split: Request | None, base: Request | None) -> Request | None:
     # an operator's base field outranks an embedder's split field; between equals the split field wins
     if split is None or base is None:
         return split if base is None else base
     return split if SOURCES.index(split.source) <= SOURCES.index(base.source) else base
-
-
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise BadInput(FLAGS[name], needed=f"a whole number >= {least}", found=str(value))
 
 
 def _word(value: object) -> str | None:

@@ -7,16 +7,20 @@ In: what the operator says. Out: one frozen `Policy`, its distributions' names a
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias, get_args
 
 from backstamp.errors import BadInput
+from backstamp.request_checks import check_flag
 from backstamp.text import canonical, qualified
 
 __all__ = ["BYPASSABLE", "Policy"]
 
 #: Checks of an installation that an operator may switch off; the machine's and the model's may not be.
 BYPASSABLE: Final = frozenset({"companion", "library_version", "library_unknown"})
+
+Layers: TypeAlias = Literal["auto", "uniform", "per_layer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +37,13 @@ class Policy:
         bypass: check codes the operator switched off, recorded on the stamp ("companion", "library_version").
         keep_graph: `auto` ranks kernels that keep the engine's CUDA-graph level above those that lose it.
         per_rank: ranks on unlike hosts may run unlike kernels; without it one kernel must serve them all.
+
+    Raises:
+        BadInput: a value of another type, an unknown word, or a distribution both allowed and denied.
     """
 
     strict: bool = False
-    layers: Literal["auto", "uniform", "per_layer"] = "auto"
+    layers: Layers = "auto"
     duplicates: frozenset[str] = frozenset()
     keep_graph: bool = False
     per_rank: bool = False
@@ -45,6 +52,7 @@ class Policy:
     bypass: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        self._check_types()
         unknown = sorted(self.bypass - BYPASSABLE)
         if unknown:
             raise BadInput("--bypass", needed=f"codes among {', '.join(sorted(BYPASSABLE))}", found=", ".join(unknown))
@@ -58,3 +66,22 @@ class Policy:
         if self.allow & self.deny:
             both = ", ".join(sorted(self.allow & self.deny))
             raise BadInput("--allow and --deny", needed="a distribution in one of them", found=f"{both} in both")
+
+    def _check_types(self) -> None:
+        for flag, said in (
+            ("--strict", self.strict),
+            ("--keep-graph", self.keep_graph),
+            ("policy, per_rank", self.per_rank),
+        ):
+            check_flag(flag, said, optional=False)
+        if self.layers not in get_args(Layers):
+            raise BadInput("--layers", needed=" or ".join(get_args(Layers)), found=repr(self.layers))
+        for flag, names in (
+            ("--allow", self.allow),
+            ("--deny", self.deny),
+            ("--duplicate", self.duplicates),
+            ("--bypass", self.bypass),
+        ):
+            # a word alone would be read letter by letter
+            if not isinstance(names, Set) or not all(isinstance(name, str) and name.strip() for name in names):
+                raise BadInput(flag, needed="a set of words", found=repr(names))

@@ -16,7 +16,7 @@ from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.declarations import PHASES, Role
 from backstamp.draft_needs import check_draft, check_shared_cache
 from backstamp.engine import EngineFacts
-from backstamp.errors import ConflictingRequest, StrictViolation
+from backstamp.errors import BadInput, ConflictingRequest, StrictViolation
 from backstamp.facts import Facts, gather
 from backstamp.feature_gates import gate_features
 from backstamp.host import HostFacts
@@ -31,6 +31,7 @@ from backstamp.plan_rows import not_run
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
 from backstamp.selection import Decision, Part
 from backstamp.settle import conversions_of, graph_level, kv_dtype_of_rows, layout_of, page_size_of, share_a_cache
+from backstamp.text import plain
 
 __all__ = ["decide", "resolve", "resolve_on"]
 
@@ -51,8 +52,12 @@ def resolve(
     """Resolve one runner; `target` is the target's plan when a draft may inherit from it.
 
     Raises:
-        BackstampError: one of its causes, before any weight is touched, with a verdict for every candidate.
+        BackstampError: one of its causes, before any weight is touched, with a verdict for every candidate. BadInput:
+        an argument that is not of its class, or an unknown role.
     """
+    for name, value, kind in (("host", host, HostFacts), ("catalogue", catalogue, Catalogue)):
+        if not isinstance(value, kind):
+            raise BadInput(f"resolve, {name}", needed=kind.__name__, found=plain(repr(value)))
     return resolve_on(compile_for(catalogue, host), launch, engine, model, measurements, role, target=target)
 
 
@@ -67,7 +72,28 @@ def resolve_on(
     target: Plan | None = None,
 ) -> Plan:
     """Resolve one runner on a catalogue already compiled for its host."""
+    _check_arguments(host, launch, engine, model, measurements, role, target)
     return decide(gather(host, launch, engine, model, measurements, role, target))[0]
+
+
+def _check_arguments(
+    host: object, launch: object, engine: object, model: object, measurements: object, role: object, target: object
+) -> None:
+    """Refuse what is not of its class, by the argument's name."""
+    for name, value, kind in (
+        ("host", host, HostCatalogue),
+        ("launch", launch, Launch),
+        ("engine", engine, EngineFacts),
+        ("model", model, ModelFacts),
+    ):
+        if not isinstance(value, kind):
+            raise BadInput(f"resolve, {name}", needed=kind.__name__, found=plain(repr(value)))
+    if measurements is not None and not isinstance(measurements, Measurements):
+        raise BadInput("resolve, measurements", needed="Measurements or None", found=plain(repr(measurements)))
+    if target is not None and not isinstance(target, Plan):
+        raise BadInput("resolve, target", needed="the target's Plan or None", found=plain(repr(target)))
+    if role not in ("target", "draft"):
+        raise BadInput("resolve, role", needed="target or draft", found=repr(role))
 
 
 def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
