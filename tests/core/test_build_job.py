@@ -59,6 +59,13 @@ def test_a_feature_compiled_in_with_another_value_is_refused(reported: object) -
         built(lambda request: Built("one", RecordingBackend(request), {"softcap": reported}), softcap=50.0)
 
 
+def test_a_switch_is_no_value_of_a_feature() -> None:
+    """True counts as 1 to Python; a factory that says it was on has not said with what."""
+    built(lambda request: Built("one", RecordingBackend(request), {"softcap": 1}), softcap=1.0)
+    with pytest.raises(BuiltMismatch, match=r"needs softcap 1\.0 compiled in, got softcap bool"):
+        built(lambda request: Built("one", RecordingBackend(request), {"softcap": True}), softcap=1.0)
+
+
 def test_a_step_without_a_backend_is_told_by_its_place() -> None:
     """The factory is asked once a step and may not answer none for one of them."""
     answers = []

@@ -126,3 +126,11 @@ def test_a_container_that_hides_its_steps_fails() -> None:
 
     with pytest.raises(BuiltMismatch, match="dflash: Hidden for draft_decode: an empty tuple"):
         check_draft_is_consumed(Hiding(), draft_plan())
+
+
+def test_an_object_of_another_phase_is_no_draft_loop() -> None:
+    """The same kernel, but built to extend: each step of a loop holds its own plan state."""
+    plan = plan_of(BOTH, Requests(draft_attention_backend="x"), role="draft")
+    check_draft_is_consumed(ByPhase(), plan)
+    with pytest.raises(BuiltMismatch, match=r"mtp: x .*, built for prefill, draft_extend, runs draft_decode"):
+        check_draft_is_consumed(ByPhase(bare=True), plan)
