@@ -162,7 +162,8 @@ def steps_of(container: object) -> tuple[object, ...]:
         steps: object = container.attn_backends  # type: ignore[attr-defined]
         # torch's ModuleList is a list too, and no Sequence
         listed = all(hasattr(type(steps), name) for name in ("__len__", "__getitem__", "__iter__"))
-        if listed and not isinstance(steps, str | bytes | Mapping):
+        listed = listed and not isinstance(steps, str | bytes | Mapping)
+        if listed:
             children = tuple(cast("Sequence[object]", steps))
             if children:
                 return children
