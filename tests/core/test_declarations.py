@@ -187,6 +187,15 @@ def test_all_faults_are_reported_together() -> None:
     assert len(faults) == 2
 
 
+@pytest.mark.parametrize("name", [["k"], {"a": 1}, None, 7], ids=str)
+def test_a_name_that_is_no_word_takes_down_its_own_plugin_alone(name: object) -> None:
+    """xarray #5136: one broken plugin must not take every lookup with it."""
+    faulty = fake_plugin("bad", [replace(OFFER, kernel=name)], [Alias(key=name, kernels=("x",))])
+    catalogue = catalogue_of(faulty, fake_plugin("good", [OFFER]))
+    assert [kernel for _, kernel in catalogue.rows] == [OFFER.kernel]
+    assert [failure.plugin.name for failure in catalogue.failures] == ["bad"]
+
+
 def test_declaring_nothing_is_a_fault() -> None:
     """A plugin without any row is a mistake, not a plugin."""
     assert "declares nothing" in faults_of(Declared(), frozenset())[0]
@@ -241,6 +250,7 @@ def test_json_form_is_the_same_declarations() -> None:
         ('{"schema": 1, "offers": [{"kernel": "k"}]}', "missing"),
         ('{"schema": 1, "offers": [{"colour": "red"}]}', "colour"),
         ('{"schema": 1, "offers": {}}', "list"),
+        ('{"schema": 1, "offers": [{"kernel": "k", "page_sizes": {}}]}', "'preferred'"),
         ('{"schema": 1, "offers": ["k"]}', "object"),
     ],
 )

@@ -133,14 +133,15 @@ def _faulty(found: Found, faults: list[str]) -> Failure:
     error = DeclarationError(
         who, needed="declarations that hold together", found="; ".join(faults), fix="Correct plugin.py and declare anew"
     )
-    kernels = {offer.kernel for offer in found.declared.offers}
-    keys = {alias.key for alias in found.declared.aliases}
+    # a faulty name may be anything, a list too
+    named: list[object] = [offer.kernel for offer in found.declared.offers]
+    named += [alias.key for alias in found.declared.aliases]
     return Failure(
         plugin=found.plugin,
         entry=found.module,
         cause=f"DeclarationError: {'; '.join(faults)}",
         error=error,
-        names=frozenset({found.plugin.name, *kernels, *keys}),
+        names=frozenset({found.plugin.name, *(name for name in named if isinstance(name, str))}),
     )
 
 

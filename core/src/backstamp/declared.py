@@ -166,6 +166,8 @@ def _row_from_json(kind: Callable[..., object], row: object, who: str) -> object
         raise DeclarationError(who, needed="a JSON object", found=type(row).__name__, fix=_FIX)
     try:
         return kind(**{name: _value_from_json(name, value) for name, value in row.items()})
+    except KeyError as cause:
+        raise DeclarationError(who, needed=f"the field {cause}", found="no such field", fix=_FIX) from cause
     except (TypeError, ValueError) as cause:
         raise DeclarationError(who, needed=f"the fields of {kind.__name__}", found=str(cause), fix=_FIX) from cause
 

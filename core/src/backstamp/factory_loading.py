@@ -13,6 +13,7 @@ from collections.abc import Callable
 from backstamp.catalogue import Catalogue, Row
 from backstamp.errors import DeclarationError, FactoryImportFailed
 from backstamp.factories import BuildRequest, Built
+from backstamp.stamp import said
 
 __all__ = ["Factory", "load_factory"]
 
@@ -37,7 +38,7 @@ def load_factory(row: Row, catalogue: Catalogue) -> Factory:
         raise FactoryImportFailed(
             who,
             needed=f"factory {row.offer.factory} to import",
-            found=f"{type(cause).__name__}: {cause}",
+            found=said(cause),
             fix="Reinstall the plugin and its kernel library, or report it to the plugin's author",
         ) from cause
     if not callable(factory):
