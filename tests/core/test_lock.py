@@ -121,7 +121,7 @@ def test_the_distributions_inside_a_lock_are_those_that_were_there() -> None:
 @pytest.mark.parametrize("kind", [Requests, Policy])
 def test_every_field_of_a_launch_is_remembered(kind: type) -> None:
     """A flag that the lock forgot would be checked as unset."""
-    values = {"frozenset": frozenset({"companion"}), "Literal": "per_layer", "str": "triton", "int": 2, "bool": True}
+    values = {"frozenset": frozenset({"companion"}), "Layers": "per_layer", "str": "triton", "int": 2, "bool": True}
     special = {
         "speculative_attention_mode": "decode",
         "duplicates": frozenset({"fake-p:triton"}),

@@ -32,13 +32,14 @@ def share_a_cache(parts: Sequence[Part], engine: EngineFacts) -> bool:
     """Whether what was chosen has a layout, a page size and a reading of the KV dtype in common, and those the cache
     has where it is fixed."""
     # phases mostly share their rows, and a row agrees with itself
-    rows = list({id(part.row): part.row for part in parts}.values())
+    apart = list({id(part.row): part for part in parts}.values())
+    rows = [part.row for part in apart]
     if common_layout(rows, engine.layouts) is None or common_page_size(rows) is None:
         return False
     fixed = engine.page_size
     if fixed is not None and not all(row.offer.page_sizes.accepts(fixed) for row in rows):
         return False
-    return len({_kv_dtype(part) for part in parts}) == 1
+    return len(rows) == 1 or len({_kv_dtype(part) for part in apart}) == 1
 
 
 def kv_dtype_of_rows(parts: Sequence[Part], who: str) -> str:
