@@ -10,7 +10,7 @@ from backstamp.decisions import any_phase_runs, half_runs
 from backstamp.declarations import Alias, FamilyDefault, Offer, PageSizes
 from backstamp.discovery import Failure
 from backstamp.engine import EngineFacts
-from backstamp.errors import BadInput, ConflictingRequest, Refused, StrictViolation, Unresolved
+from backstamp.errors import BadInput, ConflictingRequest, NoKernel, Refused, StrictViolation, Unresolved
 from backstamp.launch import Requests, make_launch
 from backstamp.model import DraftFacts, model_from_config
 from backstamp.plan import Plan
@@ -285,3 +285,98 @@ def test_names_that_match_nothing_are_told() -> None:
     plugins = [kernel("x"), linear("triton")]
     plan = plan_with(plugins, Requests(linear_attn_verify_backend="triton"), model=HYBRID)
     assert "--linear-attn-verify-backend triton" in texts_of(plan, "unused")[0]
+
+
+WIDE = replace(DENSE, head_dim=512, v_head_dim=512)
+UNLIKE = model_with((5, DENSE), (2, WIDE))
+PER_LAYER = Policy(layers="per_layer")
+
+
+@pytest.mark.parametrize("policy", [Policy(), PER_LAYER], ids=["auto", "per_layer"])
+def test_layer_by_layer_takes_an_earlier_phase_back_too(policy: Policy) -> None:
+    """Prefill's best for the narrow layers leaves decode no layout: the next is taken, layer by layer as for all."""
+    prefill, decode = frozenset({"prefill"}), frozenset({"decode", "verify"})
+    rows = [
+        kernel("pa", head_dims=(128,), layouts=("hnd",), phases=prefill, priority=90),
+        kernel("pb", head_dims=(128,), layouts=("nhd",), phases=prefill, priority=10),
+        kernel("pc", head_dims=(512,), layouts=("hnd", "nhd"), phases=prefill),
+        kernel("d1", head_dims=(128,), layouts=("nhd",), phases=decode),
+        kernel("d2", head_dims=(512,), layouts=("nhd",), phases=decode),
+    ]
+    plan = plan_with(rows, engine=TWO, model=UNLIKE, policy=policy)
+    assert [group.kernel for group in plan.phase("prefill").groups] == ["pb", "pc"]
+    assert [group.kernel for group in plan.phase("decode").groups] == ["d1", "d2"]
+
+
+@pytest.mark.parametrize("layers", ["auto", "uniform", "per_layer"])
+def test_rows_of_one_kernel_for_unlike_layers_are_one_kernel(layers: str) -> None:
+    """What auto picks is served when asked for, under every policy; its draft inherits it."""
+    rows = [kernel("e", head_dims=(128,)), kernel("e", head_dims=(512,))]
+    policy = Policy(layers=layers)
+    target = plan_with(rows, SPEC, model=UNLIKE, policy=policy)
+    asked = plan_with(rows, replace(SPEC, attention_backend="e"), model=UNLIKE, policy=policy)
+    assert target.phase("decode").kernel == asked.phase("decode").kernel == "e"
+    draft = plan_with(rows, SPEC, model=UNLIKE, policy=policy, role="draft", target=target)
+    assert (draft.phase("draft_decode").source, texts_of(draft, "inherited")) == ("inherited", [])
+
+
+def test_two_kernels_are_not_uniform() -> None:
+    """The policy that wants one kernel refuses two, with the reasons of the whole."""
+    rows = [kernel("thin", head_dims=(128,)), kernel("wide", head_dims=(512,))]
+    with pytest.raises(NoKernel, match="thin: needs head dim 128"):
+        plan_with(rows, model=UNLIKE, policy=Policy(layers="uniform"))
+
+
+def test_a_draft_inherits_layer_by_layer() -> None:
+    """The target runs two kernels; its draft runs the same two, without a word about it."""
+    rows = [kernel("fa", head_dims=(128,), priority=90), kernel("tri", head_dims=("any",), priority=10)]
+    strict = Policy(layers="per_layer", strict=True)
+    target = plan_with(rows, SPEC, model=UNLIKE, policy=strict)
+    draft = plan_with(rows, SPEC, model=UNLIKE, policy=strict, role="draft", target=target)
+    assert [group.kernel for group in draft.phase("draft_decode").groups] == ["fa", "tri"]
+    assert draft.phase("draft_decode").source == "inherited (per_layer)"
+
+
+def test_a_draft_inherits_nothing_of_a_denied_distribution() -> None:
+    """Nobody asked for the target's kernel, so the draft's deny list holds."""
+    plugins = [fake_plugin("q", [kernel("a", priority=99)]), kernel("z", priority=1)]
+    target = plan_with(plugins, SPEC)
+    denied = Policy(deny=frozenset({"fake-q"}))
+    draft = plan_with(plugins, SPEC, role="draft", target=target, policy=denied)
+    assert (draft.phase("draft_decode").kernel, draft.phase("draft_decode").source) == ("z", "inherited -> auto")
+
+
+def test_dead_ends_of_many_unlike_layers_are_given_up() -> None:
+    """Six unlike groups of seven kernels each that never share: an error, after a bounded number of tries."""
+    dims = (64, 96, 128, 192, 256, 512)
+    model = model_with(*[(1, replace(DENSE, head_dim=dim, v_head_dim=dim)) for dim in dims])
+    rows = [
+        kernel(f"k{dim}_{at}", head_dims=(dim,), page_sizes=PageSizes(preferred=size, exact=(size,)))
+        for dim, size in zip(dims, (16, 16, 16, 16, 16, 7), strict=True)
+        for at in range(7)
+    ]
+    with pytest.raises(ConflictingRequest, match="one page size"):
+        plan_with(rows, model=model)
+
+
+def test_the_linear_slot_keeps_the_policy_of_layers() -> None:
+    """uniform refuses two kernels, per_layer takes the best of each, and an alias goes layer by layer."""
+    other = replace(GATED, head_dim=256, v_head_dim=256)
+    model = model_with((2, GATED), (2, other), (1, DENSE))
+    rows = [kernel("x"), linear("g1", head_dims=(128,)), linear("g2", head_dims=(256,))]
+    with pytest.raises(NoKernel):
+        plan_with(rows, model=model, policy=Policy(layers="uniform"))
+    whole = linear("g3", head_dims=("any",), priority=1)
+    plan = plan_with([*rows, whole], model=model, policy=PER_LAYER)
+    assert [group.kernel for group in plan.linear.decode.groups] == ["g1", "g2"]
+    alias = fake_plugin("p", rows, [Alias(key="la", kernels=("g1", "g2"), slot="linear")])
+    plan = plan_with([alias], Requests(linear_attn_backend="la"), model=model, policy=PER_LAYER)
+    assert [group.kernel for group in plan.linear.prefill.groups] == ["g1", "g2"]
+
+
+def test_a_denied_distributions_wish_is_no_word_at_all() -> None:
+    """Deny says that its plugin counts for nothing: no choice, and no warning that strict mode would stop at."""
+    wish = FamilyDefault(model_type="g", kernels=("own",))
+    evil = fake_plugin("evil", [kernel("own")], family_defaults=[wish])
+    policy = Policy(deny=frozenset({"fake-evil"}), strict=True)
+    assert plan_with([kernel("a"), evil], model=FAMILY, policy=policy).phase("decode").kernel == "a"

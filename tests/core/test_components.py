@@ -8,7 +8,7 @@ import pytest
 
 from backstamp.declarations import Alias, PageSizes
 from backstamp.engine import EngineFacts
-from backstamp.errors import ConflictingRequest, NoKernel, UnknownKey
+from backstamp.errors import ConflictingRequest, UnknownKey
 from backstamp.launch import Requests
 from backstamp.testing.fakes import fake_plugin
 from tests.resolving import kernel
@@ -59,7 +59,7 @@ def test_a_component_with_a_cache_must_share_it() -> None:
     model = model_with((2, DENSE), (2, replace(CROSS, head_dim=64, v_head_dim=64)))
     fixed = replace(MAIN, page_sizes=PageSizes(preferred=16, exact=(16,)))
     assert groups_of(plan_with([fixed, odd, even], model=model))["cross_attention"].kernel == "even"
-    with pytest.raises(NoKernel, match="cross_attention"):
+    with pytest.raises(ConflictingRequest, match="k reads 16; odd reads 7"):
         plan_with([fixed, odd], model=model)
 
 

@@ -36,7 +36,7 @@ def choose_phases(facts: Facts) -> PhaseWork:
     if _take_all(work, order, [_MOST_TRIES]):
         return work
     # nothing fits together: the first options are taken as they come, and what they disagree on is the error
-    work = PhaseWork(facts)
+    work = PhaseWork(facts, greedy=True)
     for phase in order:
         work.take(phase, next(work.options(phase)))
     return work

@@ -90,7 +90,11 @@ def _choose_layers(facts: Facts, phase: Phase, table: Table, fits: Fits | None) 
     apart = layers == "per_layer" or (layers == "auto" and scoped is None and not table.has_accepted())
     if not apart or len(item.groups) < 2:
         return table, _choose(facts, phase, table, fits)
-    return next(choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits, binding=scoped is not None))
+    ways = choose_per_layer(facts, table, lambda at: _choices(facts, phase, at), fits, binding=scoped is not None)
+    way = next(ways, None)
+    if way is None:
+        raise no_kernel(facts, table, f"attention backend of component {item.component} (per_layer)")
+    return way
 
 
 def _choose(facts: Facts, phase: Phase, table: Table, fits: Fits | None) -> Choice:

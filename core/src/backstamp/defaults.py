@@ -21,7 +21,7 @@ from backstamp.text import canonical
 if TYPE_CHECKING:
     from backstamp.policy import Policy
 
-__all__ = ["Defaults", "FamilyKey", "FeatureKey", "Said", "Settled", "collect_defaults", "settle"]
+__all__ = ["Defaults", "FamilyKey", "FeatureKey", "Said", "Settled", "collect_defaults", "settle", "undenied"]
 
 Row = TypeVar("Row")
 #: Rows about one thing, each with the distribution that says it.
@@ -88,6 +88,11 @@ def collect_defaults(sound: Iterable[Found]) -> Defaults:
         entry_pairs=tuple((pair, item.plugin.distribution) for item in plugins for pair in item.declared.entry_classes),
         notes=tuple(notes),
     )
+
+
+def undenied(said: Said[Row], policy: Policy) -> Said[Row]:
+    """The rows of distributions that the operator does not deny: the wishes of those it denies are none."""
+    return tuple([item for item in said if canonical(item[1]) not in policy.deny])
 
 
 def settle(said: Said[Row], policy: Policy) -> Settled[Row]:

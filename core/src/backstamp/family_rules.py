@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backstamp.defaults import FamilyKey, settle
+from backstamp.defaults import FamilyKey, settle, undenied
 from backstamp.plan_rows import Warn
 from backstamp.text import plain, qualified
 
@@ -71,7 +71,10 @@ def _both(ours: FamilyRule, theirs: FamilyRule, who: str) -> FamilyRule:
 
 
 def _rule(catalogue: Catalogue, key: FamilyKey, policy: Policy, warnings: list[Warn]) -> FamilyRule:
-    settled = settle(catalogue.defaults.families[key], policy)
+    said = undenied(catalogue.defaults.families[key], policy)
+    if not said:
+        return NO_RULE
+    settled = settle(said, policy)
     who = f"family {key.model_type}" + (f" ({key.component})" if key.component != "main" else "")
     for default, distribution in settled.left_out:
         _own_of(catalogue, default, distribution, who, warnings)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from backstamp.catalogue import Catalogue
 from backstamp.declarations import FeatureDefault
-from backstamp.defaults import settle
+from backstamp.defaults import settle, undenied
 from backstamp.errors import BadInput, ConflictingRequest
 from backstamp.host import HostFacts
 from backstamp.hostfit import arch_words, archs_fit
@@ -67,6 +67,9 @@ def _counting(catalogue: Catalogue, policy: Policy) -> tuple[Mapping[str, Rows],
     counting: dict[str, Rows] = {}
     strangers: dict[str, list[str]] = {}
     for key, said in catalogue.defaults.features.items():
+        said = undenied(said, policy)
+        if not said:
+            continue
         settled, who = settle(said, policy), f"feature {key.feature} on {key.device}"
         strangers.setdefault(key.feature, []).extend(distribution for _, distribution in settled.left_out)
         if settled.row is not None:

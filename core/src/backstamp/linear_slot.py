@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from backstamp.declarations import Phase
 from backstamp.errors import ConflictingRequest
 from backstamp.facts import Facts
+from backstamp.launch import Request
 from backstamp.linear import verify_follows
 from backstamp.per_layer import choose_per_layer
 from backstamp.plan import LinearPlan
@@ -28,6 +29,10 @@ __all__ = ["LinearSlot", "resolve_linear"]
 
 #: Decode first: prefill hands it the state, verify follows it.
 _ORDER: tuple[Phase, ...] = ("decode", "prefill", "verify")
+
+
+#: Choices tried before the first disagreement is told.
+_MOST_TRIES: Final = 500
 
 
 class LinearSlot(NamedTuple):
@@ -51,7 +56,7 @@ def resolve_linear(facts: Facts, failed: tuple[Verdict, ...] = ()) -> LinearSlot
     common = ask(facts, "linear", asked)
     tables = {at: table_of("linear", asked, common, needs_of(at, "linear", facts)) for at in _ORDER}
     taken: dict[Phase, Choice] = {}
-    if not _take_all(facts, tables, _ORDER, taken):
+    if not _take_all(facts, tables, _ORDER, taken, [_MOST_TRIES]):
         _raise_unlike(facts, tables)
     plans = {at: _plan(facts, tables[at], taken.get(at), failed) for at in _ORDER}
     layouts = _layouts([part for choice in taken.values() for part in choice.parts])
@@ -67,17 +72,22 @@ def _plan(facts: Facts, table: Table, choice: Choice | None, failed: tuple[Verdi
     return phase_plan(table, choice, facts.launch.linear(table.phase), flag, failed=failed)
 
 
-def _take_all(facts: Facts, tables: Mapping[Phase, Table], order: Sequence[Phase], taken: dict[Phase, Choice]) -> bool:
+def _take_all(
+    facts: Facts, tables: Mapping[Phase, Table], order: Sequence[Phase], taken: dict[Phase, Choice], tries: list[int]
+) -> bool:
     """Take each phase by its first choice with which the rest reads one state layout."""
     if not order:
         return True
     for choice in _choices(facts, tables[order[0]], taken):
+        tries[0] -= 1
+        if tries[0] < 0:
+            return False
         parts = [part for before in taken.values() for part in before.parts]
         if choice is not None and not _share([*parts, *choice.parts]):
             continue
         if choice is not None:
             taken[order[0]] = choice
-        if _take_all(facts, tables, order[1:], taken):
+        if _take_all(facts, tables, order[1:], taken, tries):
             return True
         taken.pop(order[0], None)
     return False
@@ -87,6 +97,12 @@ def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Itera
     """Every way to serve a phase, best first; None where a phase nobody runs may stay empty."""
     who = f"linear {table.phase} backend"
     request = facts.launch.linear(table.phase)
+    apart = sum(len(item.groups) for item in table.asked) > 1
+    layers = facts.launch.policy.layers
+    if request is not None and apart and layers == "per_layer":
+        asked = partial(_asked, facts, request=request, who=who)
+        yield from (way for _, way in choose_per_layer(facts, table, asked, None, binding=True))
+        return
     if request is not None:
         yield from by_rows(table, bind_request(facts, table, request, who))
         return
@@ -95,11 +111,15 @@ def _choices(facts: Facts, table: Table, taken: Mapping[Phase, Choice]) -> Itera
             yield None
             return
         yield from _follows(facts, table, taken["decode"])
-    if not table.has_accepted() and sum(len(item.groups) for item in table.asked) > 1:
+    if apart and (layers == "per_layer" or (layers == "auto" and not table.has_accepted())):
         choices = partial(ranked, facts, who=f"{who} (auto)")
         yield from (way for _, way in choose_per_layer(facts, table, choices, None, binding=False))
         return
     yield from ranked(facts, table, f"{who} (auto)")
+
+
+def _asked(facts: Facts, table: Table, request: Request, who: str) -> Iterator[Choice]:
+    return by_rows(table, bind_request(facts, table, request, who))
 
 
 def _follows(facts: Facts, table: Table, decode: Choice) -> Iterator[Choice]:

@@ -10,24 +10,25 @@ Source: vLLM #38891, #48114 (one decision for unlike layers made all of them slo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from backstamp.errors import BackstampError, NoKernel, Refused
 from backstamp.facts import Facts
 from backstamp.model import LayerGroup
 from backstamp.plan_rows import Verdict, Warn
 from backstamp.questions import questions_for
 from backstamp.rank import Fits
-from backstamp.refusals import no_kernel
 from backstamp.selection import Choice, Part, Table, ask, table_of
 from backstamp.settle import share_a_cache
 
-__all__ = ["choose_per_layer"]
+__all__ = ["Choices", "by_layers", "choose_per_layer"]
 
 
-#: Ways tried before the first disagreement is told.
-_MOST_WAYS: Final = 500
+#: The choices for one table, best first.
+Choices = Callable[[Table], Iterator[Choice]]
+#: Choices tried before the first disagreement is told: real models settle at once, contrived ones must not hang.
+_MOST_TRIES: Final = 2000
 
 
 class _Group(NamedTuple):
@@ -38,15 +39,63 @@ class _Group(NamedTuple):
     choices: tuple[Choice, ...]
 
 
+def by_layers(
+    facts: Facts, table: Table, choices: Choices, fits: Fits | None, *, binding: bool
+) -> Iterator[tuple[Table, Choice]]:
+    """The ways choices serve a phase: all layers alike, or each group of like layers by itself, as the policy says.
+
+    Rows of one kernel for unlike layers are one kernel, under every policy.
+
+    Raises:
+        BackstampError: what `choices` raises where no way serves.
+    """
+    layers, unlike = facts.launch.policy.layers, sum(len(item.groups) for item in table.asked) > 1
+    if unlike and layers == "per_layer":
+        yield from choose_per_layer(facts, table, choices, fits, binding=binding)
+        return
+    try:
+        alike = choices(table)
+        first = next(alike, None)
+    except (Refused, NoKernel) as refusal:
+        if not unlike:
+            raise
+        yield from _apart(facts, table, choices, fits, binding, refusal)
+        return
+    if first is not None:
+        yield table, first
+        yield from ((table, choice) for choice in alike)
+
+
+def _apart(
+    facts: Facts, table: Table, choices: Choices, fits: Fits | None, binding: bool, refusal: BackstampError
+) -> Iterator[tuple[Table, Choice]]:
+    """Layer by layer where all layers alike are refused; a uniform policy takes rows of one kernel only.
+
+    Raises:
+        BackstampError: the refusal of all layers together, where a group has no kernel or no one kernel has them all.
+    """
+    uniform = facts.launch.policy.layers == "uniform"
+    found = False
+    try:
+        for of, choice in choose_per_layer(facts, table, choices, fits, binding=binding):
+            if not uniform or len({part.row.name for part in choice.parts}) == 1:
+                found = True
+                yield of, choice
+    except (Refused, NoKernel):
+        raise refusal from None
+    if uniform and not found:
+        raise refusal
+
+
 def choose_per_layer(
-    facts: Facts, table: Table, choices: Callable[[Table], Iterator[Choice]], fits: Fits | None, *, binding: bool
+    facts: Facts, table: Table, choices: Choices, fits: Fits | None, *, binding: bool
 ) -> Iterator[tuple[Table, Choice]]:
     """Every way to give each group of like layers a kernel so that all share one cache, best first.
 
-    `binding` choices were asked for: where no way fits, the first is taken, and what it disagrees on is told later.
+    `binding` takes the first of each group where no way fits, so that what they disagree on is told later.
 
     Raises:
-        NoKernel: no way fits, with every reason of the first group that has none.
+        BackstampError: what `choices` raises for a group that nothing serves.
     """
     groups: list[_Group] = []
     for group in [group for item in table.asked for group in item.groups]:
@@ -59,27 +108,38 @@ def choose_per_layer(
         return not cached or (share_a_cache(parts, facts.cache) and (fits is None or fits(tuple(parts))))
 
     empty = True
-    for way in itertools.islice(_ways(groups, (), joins), _MOST_WAYS):
+    for way in _ways(_with_a_common_layout(groups) if cached else groups, (), joins, [_MOST_TRIES]):
         empty = False
         yield _joined(table, groups, way)
     if empty and binding:
         yield _joined(table, groups, tuple(item.choices[0] for item in groups))
-    elif empty:
-        bare = next((item for item in groups if not item.choices), groups[-1])
-        raise no_kernel(facts, bare.table, f"{table.phase} attention backend (per_layer)")
+
+
+def _with_a_common_layout(groups: Sequence[_Group]) -> list[_Group]:
+    """The groups without choices whose layout some group cannot read: most dead ends, seen before they are tried."""
+    readable = [{layout for choice in item.choices for layout in _layouts(choice)} for item in groups]
+    common = set.intersection(*readable) if readable else set()
+    return [item._replace(choices=tuple(at for at in item.choices if common & _layouts(at))) for item in groups]
+
+
+def _layouts(choice: Choice) -> set[str]:
+    return set.intersection(*(set(part.row.offer.layouts) for part in choice.parts))
 
 
 def _ways(
-    groups: Sequence[_Group], taken: tuple[Choice, ...], joins: Callable[[Sequence[Part]], bool]
+    groups: Sequence[_Group], taken: tuple[Choice, ...], joins: Callable[[Sequence[Part]], bool], tries: list[int]
 ) -> Iterator[tuple[Choice, ...]]:
     """Every list of choices, one a group, that joins; best first for the first group."""
     if len(taken) == len(groups):
         yield taken
         return
     for choice in groups[len(taken)].choices:
+        tries[0] -= 1
+        if tries[0] < 0:
+            return
         more = (*taken, choice)
         if joins([part for item in more for part in item.parts]):
-            yield from _ways(groups, more, joins)
+            yield from _ways(groups, more, joins, tries)
 
 
 def _joined(table: Table, groups: Sequence[_Group], way: Sequence[Choice]) -> tuple[Table, Choice]:

@@ -21,8 +21,9 @@ from backstamp.declarations import PHASES, Half, Phase
 from backstamp.errors import BackstampError, ConflictingRequest, NotInstalled, Refused
 from backstamp.evaluation import Answer
 from backstamp.facts import Facts
+from backstamp.inheriting import inherited, inherited_half, target_kernels
 from backstamp.launch import Request, flag_of, outranks, stronger
-from backstamp.per_layer import choose_per_layer
+from backstamp.per_layer import Choices, by_layers
 from backstamp.plan_rows import PhasePlan, Verdict, Warn
 from backstamp.questions import Asked, needs_of, questions_for, running_phases
 from backstamp.rank import Fits, not_picked, pickable
@@ -33,7 +34,6 @@ from backstamp.selection import (
     Part,
     Table,
     ask,
-    bind_key,
     bind_request,
     by_rows,
     phase_plan,
@@ -61,9 +61,13 @@ class Option(NamedTuple):
 
 @dataclass(slots=True)
 class PhaseWork:
-    """The phases of one runner, taken in an order that lets later ones follow earlier ones."""
+    """The phases of one runner, taken in an order that lets later ones follow earlier ones.
+
+    `greedy` takes first options as they come, to tell what they disagree on where nothing fits together.
+    """
 
     facts: Facts
+    greedy: bool = False
     chosen: dict[Phase, tuple[Table, Choice]] = field(default_factory=dict)
     components: dict[Phase, tuple[Decision, ...]] = field(default_factory=dict)
     plans: dict[Phase, PhasePlan] = field(default_factory=dict)
@@ -174,18 +178,13 @@ class PhaseWork:
 
     def _bind(self, request: Request, table: Table, who: str) -> Iterator[Option]:
         """What was asked for, by each of its rows that serve; a refusal names what the launch asks for beside it."""
+        choices = partial(self._asked, request=request, who=who)
         try:
-            if self._is_per_layer():
-                choices = partial(self._asked, request=request, who=who)
-                ways = choose_per_layer(self.facts, table, choices, self._fits(), binding=True)
-                yield from (Option(request, *way) for way in ways)
-                return
-            options = self._asked(table, request, who)
+            yield from (Option(request, *way) for way in self._by_layers(table, choices))
         except BackstampError as refusal:
             halves = {half: self.facts.launch.half(half) for half in ("prefill", "decode")}
             beside = [f"{half} asks for {at.value}" for half, at in halves.items() if at is not None and at != request]
             raise refusal.of("", beside) from refusal.__cause__
-        yield from (Option(request, table, choice) for choice in options)
 
     def _asked(self, table: Table, request: Request, who: str) -> Iterator[Choice]:
         """The choices a request comes to: one kernel, by each of its rows that serve."""
@@ -230,63 +229,38 @@ class PhaseWork:
 
     def _inherit(self, phase: Phase, table: Table, who: str) -> Iterator[Option]:
         """An unset draft prefers what its target's half asked for or resolved to."""
-        half = self._inherited_half(phase)
+        half = inherited_half(self.facts, phase)
         request = self.facts.launch.half_of(half, self.main[0].component)
-        key = request.value if request is not None else self._target_kernel(half)
-        if key is None:
+        keys = (request.value,) if request is not None else target_kernels(self.facts, half)
+        if not keys:
             yield from self._auto(table, who)
             return
         why = "no row of it may be taken here, or its cache is not that of the draft's other phases"
         try:
-            choice = bind_key(self.facts, table, key, f"{who} (inherited)", "inherited", "inherited")
-            # what nobody asked for is inherited by the rows auto may take
-            mask = pickable(self.facts, table) if request is None else -1
-            yield from (Option(request, table, way) for way in by_rows(table, choice, mask))
+            choices = partial(inherited, self.facts, keys=keys, asked=request is not None, who=f"{who} (inherited)")
+            yield from (Option(request, *way) for way in self._by_layers(table, choices))
         except (Refused, NotInstalled) as refusal:
             why = f"needs {refusal.needed}, got {refusal.found}"
         for _, of, choice in self._auto(table, who):
-            warning = Warn(
-                "inherited", f"{phase}: the target's {key!r} cannot serve this draft, {choice.kernel} does; {why}"
-            )
+            text = f"{phase}: the target's {keys[0]!r} cannot serve this draft, {choice.kernel} does; {why}"
+            warning = Warn("inherited", text)
             own = choice._replace(source="inherited -> auto", warnings=(*choice.warnings, warning))
             yield Option(request, of, own)
 
-    def _target_kernel(self, half: Half) -> str | None:
-        if self.facts.target is None:
-            return None
-        row = self.facts.target.phase(half)
-        contested = (SLOT, row.kernel) in self.facts.host.catalogue.conflicts
-        return f"{row.plugin.distribution}:{row.kernel}" if contested and row.plugin is not None else row.kernel
-
-    def _inherited_half(self, phase: Phase) -> Half:
-        if phase == "draft_decode":
-            return "decode"
-        follows_decode = phase == "draft_extend" and self.facts.launch.speculative_attention_mode == "decode"
-        return "decode" if follows_decode else "prefill"
-
     def _auto(self, table: Table, who: str) -> Iterator[Option]:
         """The family's wish, the hybrid list, or the best by rank; layer by layer where the policy says so."""
-        who = f"{who} (auto)"
-        uniform = self.facts.launch.policy.layers == "uniform"
-        if self._is_per_layer() or (not uniform and not table.has_accepted() and self._unlike() > 1):
-            choices = partial(auto_choices, self.facts, who=who)
-            ways = choose_per_layer(self.facts, table, choices, self._fits(), binding=False)
-            yield from (Option(None, *way) for way in ways)
-        else:
-            yield from (Option(None, table, choice) for choice in auto_choices(self.facts, table, who))
+        choices = partial(auto_choices, self.facts, who=f"{who} (auto)")
+        yield from (Option(None, *way) for way in self._by_layers(table, choices))
+
+    def _by_layers(self, table: Table, choices: Choices) -> Iterator[tuple[Table, Choice]]:
+        return by_layers(self.facts, table, choices, self._fits(), binding=self.greedy)
 
     def _fits(self) -> Fits | None:
         """Whether parts can share a cache with everything chosen so far; None while nothing is."""
         so_far = self.parts()
-        if not so_far:
+        if not so_far or self.greedy:
             return None
         return lambda parts: share_a_cache([*so_far, *parts], self.facts.cache)
-
-    def _unlike(self) -> int:
-        return sum(len(asked.groups) for asked in self.main)
-
-    def _is_per_layer(self) -> bool:
-        return self.facts.launch.policy.layers == "per_layer" and self._unlike() > 1
 
     def _table(self, phase: Phase, asked: tuple[Asked, ...], common: tuple[Answer, ...]) -> Table:
         return table_of(SLOT, asked, common, needs_of(phase, SLOT, self.facts, asked[0].question.cached))
