@@ -152,6 +152,14 @@ def test_the_draft_is_a_scope_too() -> None:
     assert plan_with(rows, asked, role="draft", target=target).phase("draft_decode").kernel == "y"
 
 
+def test_two_requests_for_the_draft_are_a_conflict_and_none_drafts_alone() -> None:
+    """One of the two would be lost; and without a draft the request is unused, with a word."""
+    rows, scoped = [kernel("x"), kernel("y")], Requests(component_backends={"draft": "y"})
+    with pytest.raises(ConflictingRequest, match="one request for the draft"):
+        plan_with(rows, replace(scoped, draft_attention_backend="x"), role="draft")
+    assert "--component-backend draft=y: nothing drafts" in texts_of(plan_with(rows, scoped), "unused")[0]
+
+
 def test_an_unmasked_kernel_gets_no_causal_layer() -> None:
     """transformers #45811: one non-causal group must not hide the causal ones from the check of the mask."""
     mixed = model_with((2, replace(DENSE, causal=False)), (2, replace(DENSE, window_left=1023)))

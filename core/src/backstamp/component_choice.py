@@ -42,6 +42,14 @@ def check_components(facts: Facts, components: Sequence[str]) -> None:
     Raises:
         ConflictingRequest: the component and those that are there are named, or both requests.
     """
+    scoped, flag = facts.launch.components.get("draft"), facts.launch.keys.get("draft_attention_backend")
+    if scoped is not None and flag is not None and scoped.source == flag.source and scoped.value != flag.value:
+        raise ConflictingRequest(
+            f"{scoped.setting}={scoped.value}",
+            needed="one request for the draft",
+            found=f"{flag.setting} {flag.value} beside it",
+            fix="Leave one of them out",
+        )
     if facts.role == "draft" or not facts.launch.components:
         return
     main = facts.launch.components.get(components[0])

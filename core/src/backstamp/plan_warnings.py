@@ -73,6 +73,9 @@ def _about_plugins(facts: Facts, decisions: Sequence[Decision]) -> Iterator[Warn
 def _about_requests(facts: Facts) -> Iterator[Warn]:
     launch = facts.launch
     if not launch.speculative:
+        scoped = launch.components.get("draft")
+        if scoped is not None:
+            yield Warn("unused", f"{scoped.setting}={scoped.value}: nothing drafts")
         for name in _SPECULATIVE:
             if name in launch.keys:
                 request = launch.keys[name]
