@@ -33,8 +33,10 @@ def target_kernels(facts: Facts, half: Half) -> tuple[str, ...]:
     if facts.target is None:
         return ()
     row = facts.target.phase(half)
-    main = [group for group in row.groups if group.component == row.groups[0].component]
-    ranked = sorted(main, key=lambda group: group.kernel != row.kernel)
+    main = row.groups
+    if len(main) > 1:
+        main = tuple([group for group in row.groups if group.component == row.groups[0].component])
+    ranked = sorted(main, key=lambda group: group.kernel != row.kernel) if len(main) > 1 else main
     contested = facts.host.catalogue.conflicts
     keys = [
         f"{group.plugin.distribution}:{group.kernel}" if ("attention", group.kernel) in contested else group.kernel
