@@ -269,3 +269,9 @@ def test_a_setting_its_row_does_not_compile_in_is_refused() -> None:
     plan = _set(plan_with([kernel("a")]), ["prefill", "decode"], (("softcap", 50.0),))
     reasons = refused(described_host("h100"), catalogue([kernel("a")]), plan.as_json())
     assert "prefill: a needs a setting it compiles in, got softcap 50" in reasons
+
+
+def test_a_plan_switches_off_no_check_an_operator_may_not() -> None:
+    """What a plan says was bypassed is held to what can be: a missing library is missing on every rank."""
+    tampered = replace(PLAN, bypassed=("library_missing",))
+    assert "triton is not installed" in refused(host=described_host("h100", libraries={}), plan=tampered.as_json())
