@@ -388,3 +388,10 @@ def test_a_denied_distributions_wish_is_no_word_at_all() -> None:
     evil = fake_plugin("evil", [kernel("own")], family_defaults=[wish])
     policy = Policy(deny=frozenset({"fake-evil"}), strict=True)
     assert plan_with([kernel("a"), evil], model=FAMILY, policy=policy).phase("decode").kernel == "a"
+
+
+def test_an_alias_of_an_alias_is_told_as_one() -> None:
+    """A list names kernels: another key in it is no kernel that is merely not installed."""
+    aliases = [Alias(key="a", kernels=("b",)), Alias(key="b", kernels=("k",))]
+    with pytest.raises(Refused, match="needs the name of a kernel, got b, an alias itself"):
+        plan_with([fake_plugin("p", [kernel("k")], aliases)], Requests(attention_backend="a"))

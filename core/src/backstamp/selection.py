@@ -205,7 +205,7 @@ def bind_key(facts: Facts, table: Table, key: str, who: str, source: str, kind: 
 
 
 def absent(facts: Facts, slot: Slot, kernel: str) -> Verdict:
-    """The verdict of a kernel no loaded plugin has: not installed, failed, or claimed by two."""
+    """The verdict of a kernel no loaded plugin has: not installed, failed, claimed by two, or no kernel at all."""
     catalogue = facts.host.catalogue
     needed = f"a plugin that has {kernel}"
     conflict, failure = catalogue.conflicts.get((slot, kernel)), catalogue.failure_of(kernel)
@@ -213,6 +213,8 @@ def absent(facts: Facts, slot: Slot, kernel: str) -> Verdict:
         return Verdict(kernel, False, "conflict", "plugin", needed, f"two: {', '.join(conflict.distributions)}")
     if failure is not None:
         return Verdict(kernel, False, "failed", "plugin", needed, f"one that failed: {failure.cause}")
+    if (slot, kernel) in catalogue.aliases:
+        return Verdict(kernel, False, "alias", "kernels", "the name of a kernel", f"{kernel}, an alias itself")
     return Verdict(kernel, False, "not_installed", "plugin", needed, "none installed")
 
 
