@@ -73,18 +73,17 @@ def layout_of(rows: Sequence[HostRow], engine: EngineFacts, who: str) -> str:
     """The layout of a shared cache.
 
     Raises:
-        ConflictingRequest: two kernels read no common layout; both are named.
+        ConflictingRequest: the kernels read no common layout; what each reads is told.
     """
     layout = common_layout(rows, engine.layouts)
     if layout is not None:
         return layout
-    first = rows[0].offer
-    other = next((row.offer for row in rows if common_layout((rows[0], row), engine.layouts) is None), rows[-1].offer)
+    reads = dict.fromkeys(f"{row.offer.kernel} reads {', '.join(row.offer.layouts)}" for row in rows)
     raise ConflictingRequest(
         who,
         needed="kernels that read one KV layout, because they share a cache",
-        found=f"{first.kernel} reads {', '.join(first.layouts)} and {other.kernel} reads {', '.join(other.layouts)}",
-        fix="Choose two kernels with a layout in common",
+        found=" and ".join(reads),
+        fix="Choose kernels with a layout in common",
     )
 
 
