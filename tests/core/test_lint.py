@@ -403,7 +403,7 @@ def test_an_alias_may_be_named_after_its_first_kernel() -> None:
             ("dec is never reached", "serves none of"), "", id="by-phase-hides-a-kernel",
         ),
         pytest.param(
-            Alias(key="x", kernels=("k",), by_phase={"prefill": ("dec",)}), ("dec", "none of prefill"), "", id="wrong"
+            Alias(key="x", kernels=("k",), by_phase={"prefill": ("dec",)}), ("dec", "serves none of it"), "", id="wrong"
         ),
         pytest.param(
             Alias(key="x", kernels=("k",), deprecated="nowhere"), ("'nowhere'", "does not exist"), "", id="for-none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backstamp.declarations import Alias, Offer, PageSizes
@@ -130,6 +130,7 @@ def test_a_row_called_unreachable_or_never_accepted_is_in_no_plan(
 
 
 @settings(max_examples=300, deadline=None)
+@example([{"phases": frozenset({"prefill"})}, {}], host_of("h100"), Requests(), EngineFacts(), "draft", True)
 @given(st.lists(ROWS, min_size=2, max_size=3), MACHINES, LAUNCHES, ENGINES, st.sampled_from(ROLES), st.booleans())
 def test_a_kernel_called_unreachable_behind_a_key_never_answers_to_it(
     rows: list[dict[str, object]],

@@ -118,8 +118,8 @@ def _past(
     for at, name in enumerate(names):
         rows = [row for row in catalogue.rows.get((slot, name), ()) if row.offer.all_phases & phases]
         if (slot, name) in catalogue.rows and not rows:
-            why = f"it serves none of {where}" if where else "by_phase has a list of its own for every phase"
-            yield Said("fault", f"{name} is never reached: {why}", f"Drop {name} from that list")
+            why = f" in {where}: it serves none of it" if where else ": by_phase has a list of its own for every phase"
+            yield Said("fault", f"{name} is never reached{why}", f"Drop {name} from that list")
         before = [row for earlier in names[:at] for row in catalogue.rows.get((slot, earlier), ())]
         open_rows = [row for row in rows if hosts_of(row, hosts)]
         hidden = [
