@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from backstamp.model import default_model
 from backstamp.resolution import resolve
 from backstamp.testing.dists import PLUGIN_SOURCE, write_distribution, write_plugin
 from backstamp.testing.hosts import described_host
+from tests.sites import fresh_site
 
 BROKEN = {
     "bad_import": "import nothing_of_this_name",
@@ -36,15 +36,7 @@ BROKEN = {
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A site folder on the path; modules imported from it are forgotten afterwards."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield folder
-    for name in set(sys.modules) - before:
-        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-    importlib.invalidate_caches()
+    yield from fresh_site(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("fault", BROKEN)
