@@ -142,6 +142,7 @@ class BuildJob:
         graph: GraphLevel = self.plan.graph
         return BuildRequest(
             kernel=self.group.kernel,
+            offer=offer,
             family=self.group.family,
             phases=self.phases,
             role=self.plan.role,

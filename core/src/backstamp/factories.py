@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from backstamp.declarations import GraphLevel, Phase, Role
+from backstamp.declarations import GraphLevel, Offer, Phase, Role
 
 if TYPE_CHECKING:
     from backstamp.attention import LayerSpec
@@ -27,6 +27,7 @@ class BuildRequest:
 
     Attributes:
         kernel: name the plan chose, within the slot.
+        offer: the declared row the plan accepted; `backstamp.step_checks` holds batches and tensors against it.
         family: attention family of the layers, for example "mha" or "mla".
         phases: the phases this object will serve.
         layers: the layers it will serve.
@@ -43,6 +44,7 @@ class BuildRequest:
     """
 
     kernel: str
+    offer: Offer
     family: str
     phases: tuple[Phase, ...]
     role: Role

@@ -6,27 +6,13 @@ import random
 
 from torch._dynamo.utils import counters
 
-from backstamp.factories import BuildRequest
 from backstamp.testing.batches import make_batch, make_tree
 from backstamp.testing.reference import reference_attention, relative_error
+from backstamp.testing.requests import request_for
 from backstamp_cpu.backend import build_flex_attention
+from backstamp_cpu.plugin import FLEX_CPU
 
-REQUEST = BuildRequest(
-    kernel="flex_attention",
-    family="mha",
-    phases=("prefill", "decode", "verify"),
-    role="target",
-    layers=(),
-    dtype="fp32",
-    kv_dtype="same",
-    page_size=16,
-    layout="rows",
-    device="cpu",
-    max_rows=64,
-    max_tokens=4096,
-    max_pages=4096,
-    max_kv_len=4096,
-)
+REQUEST = request_for(FLEX_CPU, phases=("prefill", "decode", "verify"))
 
 
 def test_steps_of_new_sizes_reuse_a_handful_of_graphs():

@@ -9,27 +9,13 @@ import torch
 
 from backstamp.attention import KVIndex, TreeMask
 from backstamp.errors import BadInput, UnsupportedBatch
-from backstamp.factories import BuildRequest
 from backstamp.testing.batches import SMALL_LAYER, make_batch, split_new
+from backstamp.testing.requests import request_for
 from backstamp_cpu.backend import build_flex_attention, build_torch_native
+from backstamp_cpu.plugin import NATIVE
 
 FACTORIES = {"torch_native": build_torch_native, "flex_attention": build_flex_attention}
-REQUEST = BuildRequest(
-    kernel="torch_native",
-    family="mha",
-    phases=("prefill", "verify"),
-    role="target",
-    layers=(),
-    dtype="fp32",
-    kv_dtype="fp32",
-    page_size=16,
-    layout="rows",
-    device="cpu",
-    max_rows=64,
-    max_tokens=4096,
-    max_pages=4096,
-    max_kv_len=4096,
-)
+REQUEST = request_for(NATIVE, phases=("prefill", "verify"), kv_dtype="fp32")
 STEP = make_batch([2, 3], [9, 30])
 BOOLS = torch.ones(2, 3, 3, dtype=torch.bool)
 INDPTR = torch.tensor([0, 18, 108], dtype=torch.int32)

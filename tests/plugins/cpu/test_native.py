@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from backstamp.declarations import PHASES
-from backstamp.factories import BuildRequest
 from backstamp.testing.batches import SMALL_LAYER, make_batch, make_tree, split_new
 from backstamp.testing.reference import reference_attention, relative_error
+from backstamp.testing.requests import request_for
 from backstamp_cpu import native
 from backstamp_cpu.backend import build_torch_native, build_torch_native_rows_alone
-from backstamp_cpu.plugin import backstamp_offers
+from backstamp_cpu.plugin import NATIVE, NATIVE_MLA, backstamp_offers
 
 BOUND = 1e-5
 MLA = replace(SMALL_LAYER, num_qo_heads=8, num_kv_heads=1, head_dim=36, v_head_dim=32, scale=36**-0.5)
@@ -22,21 +22,8 @@ FACTORIES = {"grouped": build_torch_native, "rows-alone": build_torch_native_row
 
 def build(how="grouped", *, family="mha", dtype="fp32", page_size=16):
     """One built backend for all five phases."""
-    request = BuildRequest(
-        kernel="torch_native",
-        family=family,
-        phases=PHASES,
-        role="draft",
-        layers=(),
-        dtype=dtype,
-        kv_dtype=dtype,
-        page_size=page_size,
-        layout="rows",
-        device="cpu",
-        max_rows=64,
-        max_tokens=4096,
-        max_pages=4096,
-        max_kv_len=4096,
+    request = request_for(
+        NATIVE if family == "mha" else NATIVE_MLA, role="draft", dtype=dtype, kv_dtype=dtype, page_size=page_size
     )
     return FACTORIES[how](request).backend
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV
-from backstamp.factories import BuildRequest
 from backstamp.testing.batches import SMALL_LAYER, MadeStep, make_batch, make_tree, split_new
 from backstamp.testing.reference import reference_attention, relative_error
+from backstamp.testing.requests import request_for
 from backstamp_cpu.backend import build_flex_attention, build_torch_native, build_torch_native_rows_alone
+from backstamp_cpu.plugin import FLEX_CPU, NATIVE
 
 FACTORIES = {
     "torch_native": build_torch_native,
@@ -50,21 +51,13 @@ devices = pytest.mark.parametrize(
 def build(kernel, *, page_size=16, dtype="fp32", kv_dtype="same", device="cpu"):
     """One built backend for a target's three phases, shared by the tests: a backend holds no batch."""
     built = FACTORIES[kernel](
-        BuildRequest(
-            kernel=kernel.removesuffix("-rows-alone"),
-            family="mha",
+        request_for(
+            NATIVE if kernel.startswith("torch_native") else FLEX_CPU,
             phases=("prefill", "decode", "verify"),
-            role="target",
-            layers=(),
             dtype=dtype,
             kv_dtype=kv_dtype,
             page_size=page_size,
-            layout="rows",
             device=device,
-            max_rows=64,
-            max_tokens=4096,
-            max_pages=4096,
-            max_kv_len=4096,
         )
     )
     assert built.kernel == kernel.removesuffix("-rows-alone")

@@ -20,7 +20,9 @@ import torch
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, TreeMask
 from backstamp.factories import BuildRequest
 from backstamp.testing.reference import reference_attention, relative_error
+from backstamp.testing.requests import request_for
 from backstamp_triton.backend import build_attention, build_mla
+from backstamp_triton.plugin import MHA_CUDA, MLA_CUDA
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 BOUNDS = {"fp16": 2e-3, "bf16": 1e-2, "fp32": 1e-5}
@@ -118,11 +120,15 @@ def make(case: Case, device: str = "cpu", seed: int = 0) -> Drawn:
         kv_starts=torch.tensor(case.starts, **i32) if case.starts else None,
         tree=_tree(case, q_lens, kv_lens, g, device),
     )
-    request = BuildRequest(
-        kernel="triton", family="mla" if case.mla else "mha", phases=("prefill", "decode", "verify", "draft_decode",
-        "draft_extend"), role="target", layers=(layer,), dtype=case.dtype, kv_dtype="same", page_size=page,
-        layout="rows", device=device, max_rows=64, max_tokens=4096, max_pages=len(order), max_kv_len=max(kv_lens),
-    )  # fmt: skip
+    request = request_for(
+        MLA_CUDA if case.mla else MHA_CUDA,
+        (layer,),
+        dtype=case.dtype,
+        page_size=page,
+        device=device,
+        max_pages=len(order),
+        max_kv_len=max(kv_lens),
+    )
     if not case.split_rope:
         return Drawn(request, batch, layer, q, None, PagedKV(k=k, v=v))
     return Drawn(request, batch, layer, q[..., :dv].contiguous(), q[..., dv:].contiguous(), PagedKV(k=k, v=v))

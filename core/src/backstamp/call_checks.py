@@ -1,0 +1,151 @@
+"""One layer's call of a built kernel, held against the row it was built for, before anything is launched.
+
+In: the tensors of `AttentionBackend.forward`. Out: nothing, or the refusal of the first field that does not fit.
+Never reads a value on a device, and imports no torch.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
+from backstamp.row_checks import Fault, device_fault, dtype_name, layer_faults, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["check_call"]
+
+#: Families whose values lie inside their keys.
+_LATENT: Final = frozenset({"mla", "sparse_mla", "csa"})
+#: Families whose queries read a selection of keys.
+_SPARSE: Final = frozenset({"sparse_mla", "csa"})
+
+
+def check_call(
+    request: BuildRequest,
+    q: Tensor,
+    kv: PagedKV | None,
+    layer: LayerSpec,
+    batch: Batch,
+    *,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    new: RaggedKV | None = None,
+    q_rope: Tensor | None = None,
+    indices: Tensor | None = None,
+) -> None:
+    """Hold one layer's tensors against the row: shapes as in `AttentionBackend.forward`.
+
+    Raises:
+        UnsupportedBatch: the first field that does not fit.
+    """
+    for field, needed, found in (
+        *layer_faults(request, layer),
+        *_query_faults(request, q, q_rope, layer, batch),
+        *_output_faults(request, q, out, lse, layer, batch),
+        *_key_faults(request, kv, new, layer),
+        *_selection_faults(request, indices, batch),
+    ):
+        raise refusal(request, field, needed, found, phase=f"{batch.phase} layer {layer.layer_id}")
+
+
+def _query_faults(
+    request: BuildRequest, q: Tensor, q_rope: Tensor | None, layer: LayerSpec, batch: Batch
+) -> Iterator[Fault]:
+    width = q.shape[-1] + (0 if q_rope is None else q_rope.shape[-1])
+    if q.dim() != 3 or q.shape[0] != batch.num_tokens or q.shape[1] != layer.num_qo_heads or width != layer.head_dim:
+        rope = "" if q_rope is None else f" and q_rope {list(q_rope.shape)}"
+        yield "q", f"[{batch.num_tokens}, {layer.num_qo_heads}, {layer.head_dim}]", f"{list(q.shape)}{rope}"
+    if q_rope is not None and request.family == "mha":
+        yield "q_rope", "None: only a latent cache has a rotary part of its own", str(list(q_rope.shape))
+    for field, tensor in (("q", q), ("q_rope", q_rope)):
+        if tensor is None:
+            continue
+        if dtype_name(tensor) != request.dtype:
+            yield field, f"{request.dtype}, as built", dtype_name(tensor)
+        if tensor.stride(-1) != 1:
+            yield field, "a last stride of 1", str(tensor.stride(-1))
+        yield from device_fault(request, field, tensor)
+
+
+def _output_faults(
+    request: BuildRequest, q: Tensor, out: Tensor | None, lse: Tensor | None, layer: LayerSpec, batch: Batch
+) -> Iterator[Fault]:
+    if out is not None:
+        wanted = (batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+        if tuple(out.shape) != wanted or out.dtype != q.dtype:
+            yield "out", f"{list(wanted)} {q.dtype}", f"{list(out.shape)} {out.dtype}"
+        yield from device_fault(request, "out", out)
+    if lse is None:
+        return
+    if "lse" not in request.offer.features:
+        yield "lse", "None: the row declares no LSE", "a tensor to write"
+    if layer.sinks is not None:
+        yield "lse", "a layer without sinks; add the sink after the merge", "a layer with sinks"
+    if tuple(lse.shape) != (batch.num_tokens, layer.num_qo_heads) or str(lse.dtype) != "torch.float32":
+        yield "lse", f"[{batch.num_tokens}, {layer.num_qo_heads}] torch.float32", f"{list(lse.shape)} {lse.dtype}"
+
+
+def _key_faults(request: BuildRequest, kv: PagedKV | None, new: RaggedKV | None, layer: LayerSpec) -> Iterator[Fault]:
+    offer = request.offer
+    if kv is None and new is None:
+        yield "kv", "a cache, or `new` keys and values", "neither"
+    elif kv is None and "ragged" not in offer.kv_forms:
+        yield "kv", "a cache: the row reads no ragged keys", "None"
+    elif kv is not None and "paged" not in offer.kv_forms:
+        yield "kv", "None: the row reads no paged cache", "a cache"
+    elif kv is not None and new is not None and not offer.features & {"split_kv", "fused_write"}:
+        yield "new", "keys in the cache, or all of them in `new`", "both"
+    if kv is not None:
+        yield from _cache_faults(request, kv, layer)
+    if new is not None:
+        for field, tensor, dim in (("new.k", new.k, layer.head_dim), ("new.v", new.v, layer.v_head_dim)):
+            if tensor.dim() != 3 or tensor.shape[1] != layer.num_kv_heads or tensor.shape[2] != dim:
+                yield field, f"[N, {layer.num_kv_heads}, {dim}]", str(list(tensor.shape))
+            if dtype_name(tensor) != request.dtype:
+                yield field, f"{request.dtype}, as built", dtype_name(tensor)
+            yield from device_fault(request, field, tensor)
+
+
+def _cache_faults(request: BuildRequest, kv: PagedKV, layer: LayerSpec) -> Iterator[Fault]:
+    if kv.layout != request.layout:
+        yield "kv.layout", f"{request.layout!r}, as built", repr(kv.layout)
+        return
+    yield from device_fault(request, "kv.k", kv.k)
+    if kv.layout != "rows":
+        # what the bytes of a packed form mean is its kernel's own business
+        return
+    stored = request.dtype if request.kv_dtype == "same" else request.kv_dtype
+    if (kv.v is None) is not (request.family in _LATENT):
+        yield "kv.v", "None" if kv.v is not None else "a tensor", "a tensor" if kv.v is not None else "None"
+    for field, tensor, dim in (("kv.k", kv.k, layer.head_dim), ("kv.v", kv.v, layer.v_head_dim)):
+        if tensor is None:
+            continue
+        wanted = (request.page_size, layer.num_kv_heads, dim)
+        if tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted or tensor.stride(-1) != 1:
+            found = f"{list(tensor.shape)} with a last stride of {tensor.stride(-1)}"
+            yield field, f"[P, {', '.join(map(str, wanted))}] with a last stride of 1", found
+        if dtype_name(tensor) != stored:
+            yield field, f"{stored}, as built", dtype_name(tensor)
+    if kv.k_sf is not None or kv.v_sf is not None:
+        yield "kv.k_sf and kv.v_sf", "None", "block scale factors"
+    for field, scale in (("kv.k_scale", kv.k_scale), ("kv.v_scale", kv.v_scale)):
+        if stored == request.dtype and scale is not None and not (isinstance(scale, float) and scale == 1.0):
+            yield field, f"None or 1.0 for a cache of {stored}", "a scale"
+
+
+def _selection_faults(request: BuildRequest, indices: Tensor | None, batch: Batch) -> Iterator[Fault]:
+    if indices is None:
+        if request.family in _SPARSE:
+            yield "indices", f"[{batch.num_tokens}, topk] i32: a sparse layer never runs dense", "None"
+        return
+    if request.family not in _SPARSE and "indices" not in request.offer.features:
+        yield "indices", "None: the row reads every key", str(list(indices.shape))
+    elif indices.dim() != 2 or indices.shape[0] != batch.num_tokens or str(indices.dtype) != "torch.int32":
+        yield "indices", f"[{batch.num_tokens}, topk] torch.int32", f"{list(indices.shape)} {indices.dtype}"
+    yield from device_fault(request, "indices", indices)

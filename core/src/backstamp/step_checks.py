@@ -1,0 +1,144 @@
+"""What a built kernel is handed, held against the row it was built for: in the factory, in `plan`, in `forward`.
+
+In: a `BuildRequest`, then the call contract's batch, tensors and layer. Out: nothing, or an `UnsupportedBatch` that
+names the field, what the declared row takes and what came, before any launch. A mask, a sink or a softcap is never
+dropped. It reads shapes, dtypes, devices and host numbers; never a value on a device, and it imports no torch.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from backstamp.attention import Batch, KVIndex
+from backstamp.call_checks import check_call
+from backstamp.declarations import Offer
+from backstamp.factories import BuildRequest
+from backstamp.row_checks import Fault, check_build, device_fault, refusal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["IndexForm", "check_batch", "check_build", "check_call", "refusal"]
+
+#: Which form of `KVIndex` a step carries; "none" where its keys lie in no cache.
+IndexForm: TypeAlias = Literal["page_table", "csr", "indirect", "none"]
+
+_TREE_KINDS: Final = ("full", "qlen", "packed")
+
+
+def check_batch(
+    request: BuildRequest, batch: Batch, *, capture: bool = False, row_causal: bool = False, left_padding: bool = False
+) -> IndexForm:
+    """Hold one step against the row and answer the form of index it carries, the row's own order among several.
+
+    `row_causal` and `left_padding` say that the kernel reads a `causal` tensor and `kv_starts`.
+
+    Raises:
+        UnsupportedBatch: the first field that does not fit.
+    """
+    for field, needed, found in _batch_faults(request, batch, capture, row_causal, left_padding):
+        raise refusal(request, field, needed, found, phase=batch.phase)
+    form = _index_form(request.offer, batch.index)
+    if form == "none" and "ragged" not in request.offer.kv_forms:
+        needed = f"one of {', '.join(sorted(request.offer.index_forms))}"
+        raise refusal(request, "index", needed, ", ".join(_forms(batch.index)) or "none", phase=batch.phase)
+    return form
+
+
+def _batch_faults(
+    request: BuildRequest, batch: Batch, capture: bool, row_causal: bool, left_padding: bool
+) -> Iterator[Fault]:
+    offer = request.offer
+    if batch.phase not in request.phases:
+        yield "phase", f"one of {', '.join(request.phases)}", batch.phase
+    if capture and offer.graph == "never":
+        yield "capture", "no CUDA graph, as declared", "a step to capture"
+    for field, most, found in (
+        ("num_rows", request.max_rows, batch.num_rows),
+        ("num_tokens", request.max_tokens, batch.num_tokens),
+        ("max_kv_len", request.max_kv_len, batch.max_kv_len),
+    ):
+        if found > most:
+            yield field, f"at most {most}, as built", str(found)
+    yield from _causal_faults(request, batch, row_causal)
+    if batch.kv_starts is not None and not left_padding:
+        yield "kv_starts", "rows without left padding", "kv_starts"
+    if "host_lens" in offer.inputs | offer.phase_inputs.get(batch.phase, frozenset()):
+        missing = batch.qo_indptr_host is None or batch.kv_lens_host is None
+        if missing or not batch.host_exact:
+            needed = "exact qo_indptr_host and kv_lens_host"
+            yield "host_lens", needed, "none" if missing else "upper bounds (host_exact False)"
+    yield from _tree_faults(offer, batch)
+    for field, tensor, size in (
+        ("qo_indptr", batch.qo_indptr, batch.num_rows + 1),
+        ("kv_lens", batch.kv_lens, batch.num_rows),
+    ):
+        if str(tensor.dtype) != "torch.int32" or tensor.dim() != 1 or tensor.shape[0] < size:
+            yield field, f"[{size}] torch.int32", f"{list(tensor.shape)} {tensor.dtype}"
+        yield from device_fault(request, field, tensor)
+    if batch.index.page_size != request.page_size and _forms(batch.index):
+        yield "page_size", f"{request.page_size} tokens, as built", str(batch.index.page_size)
+    yield from _index_faults(request, batch)
+
+
+def _causal_faults(request: BuildRequest, batch: Batch, row_causal: bool) -> Iterator[Fault]:
+    free = "non_causal" in request.offer.features
+    if isinstance(batch.causal, bool):
+        # one query a row sees every key up to itself either way
+        if not batch.causal and batch.max_q_len > 1 and not free:
+            yield "causal", "True", "a step without the causal rule"
+    elif not (row_causal and free):
+        yield "causal", "one answer for all rows", f"a tensor {list(batch.causal.shape)}"
+    elif batch.causal.dim() != 1 or batch.causal.shape[0] < batch.num_rows:
+        yield "causal", f"bool or [{batch.num_rows}] i32", f"a tensor {list(batch.causal.shape)}"
+
+
+def _tree_faults(offer: Offer, batch: Batch) -> Iterator[Fault]:
+    tree = batch.tree
+    if tree is None:
+        return
+    if "tree_mask" not in offer.features:
+        yield "tree", "a step without a tree mask", f"a tree mask of kind {tree.kind}"
+    elif tree.kind not in _TREE_KINDS:
+        yield "tree.kind", ", ".join(_TREE_KINDS), repr(tree.kind)
+    elif tree.kind != "qlen" and tree.indptr is None:
+        yield "tree.indptr", f"a start per row for kind {tree.kind!r}", "None"
+    elif tree.buffer.element_size() != 1:
+        yield "tree.buffer", "bool or uint8", str(tree.buffer.dtype)
+    elif tree.kind == "qlen" and (tree.buffer.dim() != 3 or min(tree.buffer.shape[1:]) < batch.max_q_len):
+        needed = f"[B, S, S] with S of at least {batch.max_q_len}"
+        yield "tree.buffer", needed, str(list(tree.buffer.shape))
+
+
+def _forms(index: KVIndex) -> list[IndexForm]:
+    carried: list[tuple[IndexForm, bool]] = [
+        ("page_table", index.page_table is not None),
+        ("csr", index.kv_indptr is not None and index.kv_indices is not None),
+        ("indirect", index.table is not None and index.row_ids is not None),
+    ]
+    return [form for form, there in carried if there]
+
+
+def _index_form(offer: Offer, index: KVIndex) -> IndexForm:
+    return next((form for form in _forms(index) if form in offer.index_forms), "none")
+
+
+def _index_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
+    """Shapes, dtypes and devices of the index the kernel will read."""
+    index, rows = batch.index, batch.num_rows
+    form = _index_form(request.offer, index)
+    tensors: dict[IndexForm, tuple[tuple[str, Tensor | None, int, int], ...]] = {
+        "page_table": (("index.page_table", index.page_table, 2, rows),),
+        "csr": (("index.kv_indptr", index.kv_indptr, 1, rows + 1), ("index.kv_indices", index.kv_indices, 1, 0)),
+        "indirect": (("index.table", index.table, 2, 0), ("index.row_ids", index.row_ids, 1, rows)),
+        "none": (),
+    }
+    for field, tensor, dims, size in tensors[form]:
+        assert tensor is not None, "the form was chosen because its tensors are there"
+        whole = str(tensor.dtype) in ("torch.int32", "torch.int64")
+        if not whole or tensor.dim() != dims or tensor.shape[0] < size:
+            yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
+        yield from device_fault(request, field, tensor)
