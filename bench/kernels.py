@@ -1,6 +1,10 @@
 """Attention kernels on this GPU, side by side in one run: every kernel through its built backend, peers beside them.
 
     python bench/kernels.py [--only prefill|decode|mla_decode] [--output FILE] [--json]
+    python bench/kernels.py --check [KERNEL ...] [--jobs N] [--output FILE]
+
+`--check` holds every kernel against float64, case by case, and times nothing; what a declaration refuses is refused
+with its reason. Exit 1 where a case is wrong or failed.
 
 Each kernel is checked against float64 on sampled rows before it is timed. Times are medians over CUDA events. A shape
 that could not be run is in `not_run` with its reason. Read ratios: the times are one machine's.
@@ -16,6 +20,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import importlib_metadata
 import torch
@@ -32,10 +37,17 @@ from backstamp.launch import Requests, make_launch
 from backstamp.model import ModelFacts, model_from_config
 from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
+from check_runs import check_all, check_table, merge_lines
 from peers import peers
 from shapes import DIM, HEADS, KV_HEADS, LATENT, MLA_HEADS, ROTARY, Data, Shape, mha_data, mla_data, sampled_error
 
 ERROR_BOUND = 1e-2
+
+#: Distributions whose versions the record keeps, where they are installed.
+LIBRARIES = (
+    *("triton", "flashinfer-python", "tokenspeed-fa3", "fa3-fwd", "tokenspeed-fa4", "tokenspeed-mla"),
+    *("sgl-flash-mla", "fla-core", "nvidia-cutlass-dsl"),
+)
 
 
 SHAPES = (
@@ -55,11 +67,15 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted({shape.work for shape in SHAPES}))
     parser.add_argument("--output", type=Path, help="write the record here")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--check", nargs="*", metavar="KERNEL", help="check these kernels, or all, and time nothing")
+    parser.add_argument("--jobs", type=int, default=4, help="processes that check at a time")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench/kernels.py: needs a CUDA or ROCm GPU, got none; on a CPU run `make test`", file=sys.stderr)
         return 2
     host = this_host()
+    if options.check is not None:
+        return check(options.check, options.jobs, options.output, host)
     results: list[dict[str, object]] = []
     not_run: list[dict[str, str]] = []
     for shape in SHAPES:
@@ -72,11 +88,33 @@ def main() -> int:
         "results": with_ratios(results),
         "not_run": not_run,
     }
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    write(options.output, record)
     print(json.dumps(record, indent=1) if options.json else table(record))
     return 0
+
+
+def check(kernels: list[str], jobs: int, output: Path | None, host: HostFacts) -> int:
+    """Hold kernels against float64 and put the lines beside what was timed."""
+    known = build_catalogue(discover()).keys("attention")
+    lines = check_all(kernels or known, jobs)
+    before = read(output)
+    found = before.get("versions", {}) | versions()
+    write(output, {"host": host.device_name, "versions": found, "checks": merge_lines(before.get("checks", []), lines)})
+    print(check_table(lines))
+    return int(any(line["status"] not in ("ok", "refused") for line in lines))
+
+
+def write(path: Path | None, record: dict[str, object]) -> None:
+    """Bring a record up to date: what this run did not do stays as another run left it."""
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(read(path) | record, indent=1) + "\n", "utf-8")
+
+
+def read(path: Path | None) -> dict[str, Any]:
+    """The record as it is, empty where there is none."""
+    return json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
 
 
 def measure_shape(
@@ -162,7 +200,7 @@ def limits() -> dict[str, float]:
 def versions() -> dict[str, str]:
     """What was measured with what."""
     named = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    for name in ("triton", "flashinfer-python"):
+    for name in LIBRARIES:
         try:
             named[name] = importlib_metadata.version(name)
         except importlib_metadata.PackageNotFoundError:
