@@ -155,7 +155,7 @@ class LayerSpec:
     """What one attention layer is, as a kernel needs to know it.
 
     Attributes:
-        layer_id: index of the layer in the model.
+        layer_id: index of the layer in its component.
         group: KV group the layer belongs to; layers of a group share one `Batch`.
         head_dim, v_head_dim: Dk and Dv (MLA absorbed: 576 and 512).
         scale: factor on the logits, linear.
@@ -164,6 +164,7 @@ class LayerSpec:
         sinks: `[Hq]` one extra logit a head in the softmax denominator, or None.
         alibi: `[Hq]` f32 slopes or None.
         shares_kv_of: layer whose cache this layer reads instead of writing its own.
+        component: "main", "vision", "audio" or "cross_attention", as the plan's groups name it.
     """
 
     layer_id: int
@@ -179,6 +180,7 @@ class LayerSpec:
     alibi: Tensor | None = None
     attn_type: Literal["decoder", "encoder", "cross"] = "decoder"
     shares_kv_of: int | None = None
+    component: str = "main"
 
 
 State = TypeVar("State")

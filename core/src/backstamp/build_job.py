@@ -129,9 +129,10 @@ class BuildJob:
             ) from cause
 
     def _request(self, offer: Offer) -> BuildRequest:
-        layers = tuple(layer for layer in self.runner.layers if layer.layer_id in self.group.layers)
-        if self.runner.layers and not layers:
-            found = ", ".join(str(layer.layer_id) for layer in self.runner.layers)
+        own = [layer for layer in self.runner.layers if layer.component == self.group.component]
+        layers = tuple(layer for layer in own if layer.layer_id in self.group.layers)
+        if own and not layers:
+            found = ", ".join(str(layer.layer_id) for layer in own)
             raise BuiltMismatch(self.who, needed=f"layers {self.group.layers} in the runner", found=f"layers {found}")
         wanted = dict(self.group.settings)
         softcaps = {layer.softcap for layer in layers}

@@ -13,10 +13,16 @@ from typing import Final
 from backstamp.errors import NoDevice
 from backstamp.plan import Plan
 
-__all__ = ["check_device"]
+__all__ = ["check_device", "torch_device"]
 
 #: What torch calls the devices that host facts name otherwise.
 _TORCH_NAMES: Final[Mapping[str, str]] = {"rocm": "cuda"}
+
+
+def torch_device(device: str) -> str:
+    """The torch device string of host facts' first device, for example "cuda:0" for rocm."""
+    name = _TORCH_NAMES.get(device, device)
+    return name if name == "cpu" else f"{name}:0"
 
 
 def check_device(plan: Plan, device: str) -> None:

@@ -1,0 +1,198 @@
+"""Build every kernel of a plan here and run each phase once, so that nothing is compiled when the first request comes.
+
+In: a plan of this machine, the model it was resolved for, the catalogue. Out: one `Warmed` for each phase and group of
+layers: how long it took, or why it could not be run. Values are random and answers are thrown away.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from backstamp.attention import LayerSpec, PagedKV, RaggedKV
+from backstamp.catalogue import Catalogue
+from backstamp.construction import RunnerShape, build
+from backstamp.declarations import Offer, Phase
+from backstamp.device_check import torch_device
+from backstamp.model import LayerFacts, ModelFacts
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
+from backstamp.stamp import is_container, said, steps_of
+
+if TYPE_CHECKING:
+    from backstamp.testing.batches import CacheForm, IndexForm, MadeStep
+
+__all__ = ["Warmed", "warm"]
+
+#: (query tokens, KV tokens) of the rows each phase is warmed with: more than one row, unlike lengths where it may be.
+_ROWS: Final[dict[Phase, tuple[tuple[int, int], ...]]] = {
+    "prefill": ((33, 33), (5, 80)),
+    "decode": ((1, 40), (1, 17)),
+    "verify": ((4, 40), (4, 20)),
+    "draft_decode": ((1, 40), (1, 17)),
+    "draft_extend": ((2, 40), (2, 20)),
+}
+#: Rows of an encoder: every token sees every other, and nothing was there before.
+_UNCACHED: Final = ((33, 33), (5, 5))
+_LATENT: Final = frozenset({"mla", "sparse_mla", "csa"})
+
+
+class Warmed(NamedTuple):
+    """One phase of one group of layers: `seconds` of planning and running it, or the `reason` it was not run."""
+
+    phase: Phase
+    kernel: str
+    layers: int
+    seconds: float
+    reason: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """The row for tools."""
+        return self._asdict()
+
+
+def warm(
+    plan: Plan, model: ModelFacts, catalogue: Catalogue, told: Callable[[Warmed], None] | None = None
+) -> list[Warmed]:
+    """Build a plan on this machine and run each of its phases once; `told` hears of each as it ends.
+
+    Raises:
+        NoDevice: the plan is for another machine. BackstampError: as `build`.
+    """
+    device = torch_device(plan.device)
+    layers = tuple(_spec(kind.facts, kind.layers[0], kind.component, device) for kind in model.groups)
+    topk = max((kind.facts.index_topk for kind in model.groups), default=0)
+    shape = RunnerShape(device=device, layers=layers, max_rows=8, max_tokens=64, max_pages=512, max_kv_len=128)
+    backends = build(plan, shape, catalogue)
+    done = []
+    for phase_plan in plan.running:
+        for at, group in enumerate(phase_plan.groups):
+            row = catalogue.row("attention", group)
+            assert row is not None, "the plan was just built on this catalogue"
+            backend = backends.serving_attention_backend(phase_plan.phase, at)
+            warmed = _run(backend, phase_plan.phase, group, row.offer, layers, plan, topk)
+            done.append(warmed)
+            if told is not None:
+                told(warmed)
+    return done
+
+
+def _run(
+    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan, topk: int
+) -> Warmed:
+    """Run one built object, every step of it where it is a draft loop, over each kind of layer it serves."""
+    served = [spec for spec in layers if spec.component == group.component and spec.layer_id in group.layers]
+    reason = _cannot(group, offer)
+    began = time.perf_counter()
+    if not reason:
+        try:
+            for spec in served:
+                for step, state, part in _planned(backend, phase, spec, group, offer, plan):
+                    kv, new = _keys(step, group)
+                    part.forward(step.q, kv, spec, state, new=new, indices=_indices(step, group, topk))
+        except Exception as cause:  # one phase that cannot run must not hide the others
+            reason = said(cause)
+    return Warmed(phase, group.kernel, len(group.layers), time.perf_counter() - began, reason)
+
+
+def _cannot(group: GroupPlan, offer: Offer) -> str:
+    """Why random tensors cannot stand for what a row reads; empty where they can."""
+    if group.family == "csa":
+        return "its compressed caches are the engine's own to make"
+    if offer.layouts[0] != "rows":
+        return f"a cache of layout {offer.layouts[0]} is the engine's own to make"
+    return ""
+
+
+def _planned(
+    backend: Any, phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan
+) -> Iterator[tuple[MadeStep, object, Any]]:
+    if not group.cached:
+        step = _step(phase, spec, offer, plan, _UNCACHED)
+        step = replace(step, batch=replace(step.batch, causal=False))
+        yield step, backend.plan(step.batch), backend
+        return
+    if not is_container(backend):
+        step = _step(phase, spec, offer, plan, _ROWS[phase])
+        yield step, backend.plan(step.batch), backend
+        return
+    rows = [tuple((q, kv + at) for q, kv in _ROWS[phase]) for at in range(len(steps_of(backend)))]
+    steps = [_step(phase, spec, offer, plan, of_step) for of_step in rows]
+    states = backend.plan([step.batch for step in steps])
+    yield from zip(steps, states, steps_of(backend), strict=True)
+
+
+def _step(phase: Phase, spec: LayerSpec, offer: Offer, plan: Plan, rows: Sequence[tuple[int, int]]) -> MadeStep:
+    import torch
+
+    from backstamp.testing.batches import make_batch, make_tree
+
+    names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "e5m2": "float8_e5m2"}
+    own = plan.kv_dtype in ("same", plan.dtype)
+    q_lens, kv_lens = zip(*rows, strict=True)
+    device = torch_device(plan.device)
+    form: IndexForm = next((form for form in _FORMS if form in offer.index_forms), "page_table")
+    cache: CacheForm = "latent" if offer.family in _LATENT else "nhd"
+    tree = None
+    if phase == "verify" and plan.topk > 1:
+        tree = make_tree(q_lens, kv_lens, "qlen", device=device)
+    return make_batch(
+        q_lens,
+        kv_lens,
+        layer=spec,
+        phase=phase,
+        page_size=plan.page_size,
+        dtype=getattr(torch, names[plan.dtype]),
+        kv_dtype=None if own else getattr(torch, names.get(plan.kv_dtype, f"float8_{plan.kv_dtype}")),
+        index_form=form,
+        cache_form=cache,
+        tree=tree,
+        device=device,
+    )
+
+
+_FORMS: Final[tuple[IndexForm, ...]] = ("page_table", "csr", "indirect")
+
+
+def _keys(step: MadeStep, group: GroupPlan) -> tuple[PagedKV | None, RaggedKV | None]:
+    """The cache; or this step's own keys, where there is none."""
+    if group.cached:
+        return step.kv, None
+    from backstamp.testing.batches import split_new
+
+    return None, split_new(step)[1]
+
+
+def _indices(step: MadeStep, group: GroupPlan, topk: int) -> object:
+    """A selection of keys for sparse attention: the first of each row, over and over."""
+    if group.family != "sparse_mla":
+        return None
+    import torch
+
+    return torch.zeros(step.batch.num_tokens, topk, dtype=torch.int32, device=step.q.device)
+
+
+def _spec(facts: LayerFacts, layer_id: int, component: str, device: str) -> LayerSpec:
+    """A layer as an engine would describe it, with the sinks its model has."""
+    spec = LayerSpec(
+        layer_id=layer_id,
+        num_qo_heads=facts.num_qo_heads,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        v_head_dim=facts.v_head_dim,
+        scale=facts.head_dim**-0.5,
+        window_left=facts.window_left,
+        softcap=facts.softcap,
+        attn_type=facts.attn_type,
+        component=component,
+    )
+    if facts.sinks is None:
+        return spec
+    import torch
+
+    names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+    return replace(spec, sinks=torch.zeros(facts.num_qo_heads, dtype=getattr(torch, names[facts.sinks]), device=device))

@@ -1,0 +1,98 @@
+"""`backstamp warm`: each phase of a plan is built and run once here, and one that cannot run is told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from backstamp.catalogue import build_catalogue
+from backstamp.cli.app import app
+from backstamp.discovery import discover
+from backstamp.engine import EngineFacts
+from backstamp.errors import NoDevice
+from backstamp.host import this_host
+from backstamp.launch import Requests, make_launch
+from backstamp.model import model_from_config
+from backstamp.resolution import resolve
+from backstamp.testing.hosts import described_host
+from backstamp.warm import Warmed, warm
+from backstamp_cpu.native import TorchNative
+from tests.models import FOLDER, config
+
+
+def warmed(model: str, role: str = "target", **requests: object) -> list[Warmed]:
+    """Warm one runner of a shipped config on this CPU."""
+    facts, catalogue = model_from_config(config(model)), build_catalogue(discover())
+    asked = Requests(attention_backend="torch_native", **requests)
+    plan = resolve(make_launch(asked, role=role), EngineFacts(), facts, this_host("cpu"), catalogue, role=role)
+    return warm(plan, facts, catalogue)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+    """What every forward of `torch_native` was run for: the phase and the layer."""
+    seen: list[tuple[str, object]] = []
+    real = TorchNative.forward
+
+    def forward(self, q, kv, layer, state, **more):
+        seen.append((state.batch.phase, layer))
+        return real(self, q, kv, layer, state, **more)
+
+    monkeypatch.setattr(TorchNative, "forward", forward)
+    return seen
+
+
+@pytest.mark.parametrize("model", ["mha", "mla", "sinks", "softcap", "gemma3"])
+def test_each_phase_of_a_target_runs_once_for_each_kind_of_layer(model: str, ran) -> None:
+    """Windows, sinks and softcaps are compiled in, so every kind of layer has its turn."""
+    done = warmed(model, speculative_algorithm="EAGLE", speculative_topk=2)
+    assert list(dict.fromkeys(row.phase for row in done)) == ["prefill", "decode", "verify"]
+    assert all(not row.reason and row.kernel == "torch_native" and row.seconds > 0 for row in done)
+    main = {group.layers[0] for group in model_from_config(config(model)).attention_groups}
+    for phase in ("prefill", "decode", "verify"):
+        assert {layer.layer_id for at, layer in ran if at == phase and layer.component == "main"} == main
+    towers = {layer.component for _, layer in ran} - {"main"}
+    assert towers == ({"vision"} if model == "gemma3" else set())
+
+
+def test_every_step_of_a_draft_loop_runs(ran) -> None:
+    """Each holds its own state, and may compile its own."""
+    done = warmed("mha", "draft", speculative_algorithm="EAGLE", speculative_num_steps=4)
+    assert [row.phase for row in done] == ["prefill", "draft_decode", "draft_extend"]
+    assert [phase for phase, _ in ran].count("draft_decode") == 3
+
+
+def test_a_phase_that_cannot_run_is_told_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the command exits 1."""
+    real = TorchNative.forward
+
+    def forward(self, q, kv, layer, state, **more):
+        if state.batch.phase == "prefill":
+            raise RuntimeError("nvcc not found")
+        return real(self, q, kv, layer, state, **more)
+
+    monkeypatch.setattr(TorchNative, "forward", forward)
+    reasons = {row.phase: row.reason for row in warmed("mha")}
+    assert reasons == {"prefill": "RuntimeError: nvcc not found", "decode": ""}
+    answer = CliRunner().invoke(app, ["warm", "--device", "cpu", "--attention-backend", "torch_native"])
+    assert answer.exit_code == 1
+    assert "prefill: torch_native RuntimeError: nvcc not found" in answer.output
+
+
+def test_a_plan_of_another_machine_is_not_warmed() -> None:
+    """It would compile for a device that is not here."""
+    facts, catalogue = model_from_config(config("mha")), build_catalogue(discover())
+    plan = resolve(make_launch(Requests()), EngineFacts(), facts, described_host("h100"), catalogue)
+    with pytest.raises(NoDevice, match="cuda"):
+        warm(plan, facts, catalogue)
+
+
+def test_the_command_says_it_as_json() -> None:
+    """One row a phase, with the digest of the plan that is warm now."""
+    answer = CliRunner().invoke(app, ["warm", "--device", "cpu", "--model", str(FOLDER / "sinks.json"), "--json"])
+    assert answer.exit_code == 0
+    told = json.loads(answer.stdout)
+    assert [row["phase"] for row in told["warmed"]] == ["prefill", "decode"]
+    assert len(told["digest"]) == 64
