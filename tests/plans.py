@@ -141,6 +141,7 @@ def samples() -> dict[type[object], tuple[object, object]]:
             features=(features[at],),
             conversions=(conversions[at],),
             sub_settings=((), (("dsa_prefill_backend", "trtllm"),))[at],
+            conv_sidecar=bool(at),
         )
         for at in (0, 1)
     )

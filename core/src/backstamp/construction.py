@@ -10,11 +10,13 @@ build-time setting the object does not report back. What is stamped is the plugi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from backstamp.build_job import BuildJob
 from backstamp.catalogue import Catalogue, Row
+from backstamp.conv_sidecar import wrap_with_convolutions
 from backstamp.declarations import Phase
 from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
@@ -22,7 +24,7 @@ from backstamp.factory_loading import Factory, load_factory
 from backstamp.forward import phase_of
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan
-from backstamp.stamp import verify_consumed
+from backstamp.stamp import parts_of, verify_consumed
 
 if TYPE_CHECKING:
     from backstamp.attention import LayerSpec
@@ -115,6 +117,20 @@ def build(
         if built is not None:
             job.stamp(built)
             objects.update(dict.fromkeys(places, built))
+            if plan.conv_sidecar:
+                objects.update({place: wrap_with_convolutions(built) for place in places if place[0] == "draft_extend"})
     backends = RunnerBackends(plan, objects)
     verify_consumed(backends)
+    _tell_halves(backends)
     return backends
+
+
+def _tell_halves(backends: RunnerBackends) -> None:
+    """Leave the resolved pair on every object and step, under the names engines read; the stamp stays what counts."""
+    prefill, decode = backends.attention_backends()
+    for built in backends.objects.values():
+        for part in parts_of(built):
+            # an object with __slots__ carries its stamp, and need not carry these
+            with suppress(AttributeError):
+                part.prefill_attention_backend_str = prefill  # type: ignore[attr-defined]
+                part.decode_attention_backend_str = decode  # type: ignore[attr-defined]

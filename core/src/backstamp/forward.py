@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from backstamp.attention import Batch, KVIndex
-from backstamp.declarations import Phase
-from backstamp.errors import BadInput
+from backstamp.declarations import PHASES, Phase
+from backstamp.errors import BadInput, BuiltMismatch
+from backstamp.stamp import Stamp, read_stamp
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FORWARD_MODES", "ForwardMode", "phase_of", "split_batch"]
+__all__ = ["FORWARD_MODES", "ForwardMode", "check_entry", "phase_of", "split_batch"]
 
 ForwardMode = Literal["extend", "mixed", "decode", "idle", "target_verify", "draft_extend"]
 #: Extend and mixed run prefill, decode and idle run decode; verify and draft-extend are phases of their own.
@@ -42,6 +43,24 @@ def phase_of(mode: str) -> Phase:
         if known == mode:
             return phase
     raise BadInput("forward mode", needed=f"one of {', '.join(FORWARD_MODES)}", found=repr(mode))
+
+
+def check_entry(backend: object, mode: str) -> Stamp:
+    """Hold the backend a forward is about to use against the mode: an engine that lets backends be swapped calls it.
+
+    Raises:
+        Unstamped: it carries no stamp, because it was swapped in after start. BuiltMismatch: it was built for other
+        phases. BadInput: an unknown mode.
+    """
+    stamp, phase = read_stamp(backend), mode if mode in PHASES else phase_of(mode)
+    if phase not in stamp.phases:
+        raise BuiltMismatch(
+            f"forward mode {mode}",
+            needed=f"a backend built for {phase}",
+            found=f"{stamp.kernel} ({stamp.role}), built for {', '.join(stamp.phases)}",
+            fix="Ask the runner: serving_attention_backend(mode)",
+        )
+    return stamp
 
 
 def split_batch(batch: Batch, tail_qo_indptr: Tensor | None = None) -> tuple[Batch | None, Batch | None]:

@@ -42,7 +42,7 @@ class LinearPlan:
 class Plan:
     """What one runner runs, on `host`, a `device` ("cuda", "cpu"). `phases` always holds all five; `layouts` maps
     "attention" and "linear" to layout ids; `sub_settings` are what was asked of a kernel's insides, as
-    ("dsa_prefill_backend", "trtllm")."""
+    ("dsa_prefill_backend", "trtllm"); `conv_sidecar` says that the draft has short convolutions of its own."""
 
     host: str
     device: str
@@ -64,6 +64,7 @@ class Plan:
     features: tuple[FeaturePlan, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     sub_settings: tuple[tuple[str, str], ...] = ()
+    conv_sidecar: bool = False
 
     def phase(self, phase: Phase) -> PhasePlan:
         """One phase's row."""
@@ -109,7 +110,7 @@ class Plan:
             "kv_cache_dtype": self.kv_dtype,
             "layouts": dict(self.layouts),
             "graph": self.graph,
-            "speculative": {"num_steps": self.num_steps, "topk": self.topk},
+            "speculative": {"num_steps": self.num_steps, "topk": self.topk, "conv_sidecar": self.conv_sidecar},
             "losses": [loss.as_json() for loss in self.losses],
             "warnings": [warning.as_json() for warning in self.warnings],
             "bypassed": list(self.bypassed),

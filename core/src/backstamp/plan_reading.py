@@ -51,7 +51,7 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
     fields = JsonFields(data, who, BadPlan)
     fields.schema(SCHEMA)
     fields.only(_PLAN)
-    speculative = fields.part("speculative").only(("num_steps", "topk"))
+    speculative = fields.part("speculative").only(("num_steps", "topk", "conv_sidecar"))
     phases = fields.part("phases").only(PHASES)
     linear = fields.part_or_none("linear")
     plan = Plan(
@@ -75,6 +75,7 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
         features=tuple(_feature(part) for part in fields.parts("features")),
         conversions=tuple(_conversion(part) for part in fields.parts("conversions")),
         sub_settings=_pairs(fields.part("sub_settings")),
+        conv_sidecar=speculative.flag("conv_sidecar"),
     )
     if fields.word("digest") != plan.digest:
         raise fields.bad(

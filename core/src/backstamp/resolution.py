@@ -141,6 +141,7 @@ def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
         features=features,
         conversions=conversions_of(decisions),
         sub_settings=_sub_settings(work),
+        conv_sidecar=facts.role == "draft" and facts.model.draft is not None and facts.model.draft.conv_sidecar,
     )
     _check_strict(launch, plan)
     return plan, work
