@@ -1,4 +1,4 @@
-"""Write the generated parts of the READMEs: alias x host tables, and the demo's output where asked.
+"""Write the generated parts of the documents: which key runs what where, what was measured, and the demo's output.
 
 python docs/generate.py            tables
 python docs/generate.py --demo     tables, and the output of `backstamp demo` on this machine
@@ -11,7 +11,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final, Literal
+
+from backends import backend_rows, read_records
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
@@ -23,14 +27,18 @@ from backstamp.model import default_model
 from backstamp.tables import markdown_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The hosts of the root README's table; docs/backends.md has all of them.
+COMMON: Final = ("a100", "h100", "b200", "rtx5090", "mi355x", "ascend910b", "xeon_amx", "epyc")
 
 
 def main(arguments: list[str]) -> int:
     """Rewrite, or compare."""
     stale = []
-    for path, keys in tables().items():
+    for path, parts in documents().items():
         text = path.read_text("utf-8")
-        written = between(text, "table", table_of(keys))
+        written = text
+        for name, body in parts.items():
+            written = between(written, name, body)
         if path == ROOT / "README.md" and "--demo" in arguments:
             written = between(written, "demo", f"```\n{demo_output()}```\n")
         if written != text:
@@ -41,24 +49,33 @@ def main(arguments: list[str]) -> int:
     return 1 if stale and "--check" in arguments else 0
 
 
-def tables() -> dict[Path, tuple[str, ...]]:
-    """Each README with the keys its table shows: all in the root's, a plugin's own in its own."""
-    catalogue = build_catalogue(discover())
-    pages = {ROOT / "README.md": catalogue.keys("attention")}
+def documents() -> dict[Path, dict[str, str]]:
+    """Each document's generated parts: all keys in the root's README, a plugin's own keys and rows in its own."""
+    catalogue, records = build_catalogue(discover()), read_records(ROOT / "bench" / "results")
+    keys = catalogue.keys("attention")
+    pages = {ROOT / "README.md": {"table": table_of(keys, COMMON, rows="alias")}}
+    sections = []
     for found in catalogue.found:
-        path = ROOT / "plugins" / found.plugin.name / "README.md"
-        if path.is_file():
-            own = {key for key in catalogue.keys("attention") if catalogue.owner(key, "attention") == found.plugin}
-            pages[path] = tuple(sorted(own))
+        rows = backend_rows(catalogue, records, found.plugin.distribution)
+        folder = ROOT / "plugins" / found.plugin.name
+        sections.append(f"### [{found.plugin.distribution}](../plugins/{folder.name}/README.md)\n\n{rows}\n")
+        own = tuple(key for key in keys if catalogue.owner(key, "attention") == found.plugin)
+        # a plugin may have linear kernels alone
+        table = {"table": table_of(own, profile_names())} if own else {}
+        pages[folder / "README.md"] = {**table, "rows": rows}
+    pages[ROOT / "docs" / "backends.md"] = {
+        "hosts": table_of(keys, profile_names(), rows="alias"),
+        "rows": "\n".join(sections),
+    }
     return pages
 
 
-def table_of(keys: tuple[str, ...]) -> str:
-    """The table of some keys over every named host, for the default model with speculation."""
+def table_of(keys: Sequence[str], hosts: Sequence[str], rows: Literal["host", "alias"] = "host") -> str:
+    """The table of some keys over some named hosts, for the default model with speculation."""
     launch = make_launch(Requests(speculative_algorithm="STANDALONE"))
-    hosts = [load_host(name) for name in profile_names()]
-    cells = matrix(build_catalogue(discover()), hosts, launch, EngineFacts(), default_model(), keys)
-    return markdown_matrix(cells)
+    described = [load_host(name) for name in hosts]
+    cells = matrix(build_catalogue(discover()), described, launch, EngineFacts(), default_model(), tuple(keys))
+    return markdown_matrix(cells, rows)
 
 
 def demo_output() -> str:

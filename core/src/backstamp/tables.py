@@ -8,6 +8,7 @@ In: the cells of a matrix. Out: Markdown text. It judges nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from backstamp.explanation import MatrixCell
 
@@ -16,14 +17,18 @@ __all__ = ["markdown_matrix"]
 _SHORT = {"prefill": "P", "decode": "D", "verify": "V", "draft_decode": "dd", "draft_extend": "de"}
 
 
-def markdown_matrix(cells: Sequence[MatrixCell]) -> str:
-    """One row a host, one column a key; a cell is the kernel where all phases agree, else kernel by phase."""
-    aliases = list(dict.fromkeys(cell.alias for cell in cells))
-    hosts = list(dict.fromkeys(cell.host for cell in cells))
-    lines = [f"| host | {' | '.join(f'`{alias}`' for alias in aliases)} |", "|---" * (len(aliases) + 1) + "|"]
-    for host in hosts:
-        row = [_cell([cell for cell in cells if cell.host == host and cell.alias == alias]) for alias in aliases]
-        lines.append(f"| {host} | {' | '.join(row)} |")
+def markdown_matrix(cells: Sequence[MatrixCell], rows: Literal["host", "alias"] = "host") -> str:
+    """One row a host and one column a key, or the other way; a cell is the kernel where all phases agree, else kernel
+    by phase."""
+    grid: dict[tuple[str, str], list[MatrixCell]] = {}
+    for cell in cells:
+        grid.setdefault((cell.host, cell.alias) if rows == "host" else (cell.alias, cell.host), []).append(cell)
+    across = list(dict.fromkeys(second for _, second in grid))
+    names = [second if rows == "alias" else f"`{second}`" for second in across]
+    lines = [f"| {'host' if rows == 'host' else 'key'} | {' | '.join(names)} |", "|---" * (len(across) + 1) + "|"]
+    for first in dict.fromkeys(first for first, _ in grid):
+        label = first if rows == "host" else f"`{first}`"
+        lines.append(f"| {label} | {' | '.join(_cell(grid[first, second]) for second in across)} |")
     return "\n".join(lines) + "\n"
 
 

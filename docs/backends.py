@@ -1,0 +1,88 @@
+"""The page of backends: every declared row with its library, where it runs, and what was measured of it.
+
+In: the catalogue, and the records `bench/kernels.py --check` wrote. Out: Markdown. A row nobody ran says so: the
+words come from the records alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from backstamp.catalogue import Catalogue, Row
+from backstamp.declarations import ANY, PHASES, Offer, Slot
+from backstamp.hostfit import archs_fit
+
+__all__ = ["NOT_RUN", "backend_rows", "measured", "read_records"]
+
+NOT_RUN = "not yet run on hardware"
+_SLOTS: tuple[Slot, ...] = ("attention", "linear")
+_HEAD = "| kernel | family | phases | runs on | library | measured |\n|---|---|---|---|---|---|\n"
+
+
+def read_records(folder: Path) -> list[Mapping[str, Any]]:
+    """The records of every machine that has checks."""
+    records = (json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json")))
+    return [record for record in records if "checks" in record]
+
+
+def backend_rows(catalogue: Catalogue, records: Sequence[Mapping[str, Any]], distribution: str) -> str:
+    """The table of one distribution's rows."""
+    rows = [row for slot in _SLOTS for (at, _), rows in catalogue.rows.items() if at == slot for row in rows]
+    lines = (_line(row, records) for row in rows if row.plugin.distribution == distribution)
+    return _HEAD + "".join(dict.fromkeys(lines))
+
+
+def measured(offer: Offer, records: Sequence[Mapping[str, Any]]) -> str:
+    """What the checks of each machine say of one row: cases and worst error, or what failed, or that none was run."""
+    told = []
+    for record in records:
+        lines = [line for line in record["checks"] if _is_of(offer, line, record)]
+        wrong = [line for line in lines if line["status"] != "ok"]
+        errors = [line["rel_error"] for line in lines if isinstance(line.get("rel_error"), float)]
+        if wrong:
+            told.append(f"{record['host']}: {len(wrong)} of {len(lines)} cases wrong")
+        elif lines:
+            told.append(f"{record['host']}: {len(lines)} cases, error up to {max(errors, default=0.0):.1e}")
+    return "; ".join(told) or NOT_RUN
+
+
+def _is_of(offer: Offer, line: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether one case was served by this row: a line names the kernel, the family, the phase and the library."""
+    if line["status"] == "refused" or (line["kernel"], line.get("family")) != (offer.kernel, offer.family):
+        return False
+    library = line.get("library")
+    built_on = None if library is None else library["distribution"]
+    return (
+        line.get("phase") in offer.all_phases
+        and built_on == (Requirement(offer.requires[0]).name if offer.requires else None)
+        and offer.device in (record["device"], "any")
+        and archs_fit(offer.archs, record["arch"], offer.forward_archs)
+    )
+
+
+def _line(row: Row, records: Sequence[Mapping[str, Any]]) -> str:
+    offer = row.offer
+    slot = "" if offer.slot == "attention" else f" ({offer.slot})"
+    phases = _words(phase for phase in PHASES if phase in offer.all_phases)
+    library = _words(f"`{name}`" for name in offer.requires) or "PyTorch"
+    cells = (f"`{offer.kernel}`{slot}", offer.family, phases, _where(offer), library, measured(offer, records))
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _where(offer: Offer) -> str:
+    """Device and archs as people say them."""
+    if offer.device == "any":
+        return "any device"
+    newer = {"no": "", "major": " and newer minors", "any": " and newer"}[offer.forward_archs]
+    archs = "" if offer.archs == ANY else f" {_words(offer.archs)}{newer}"
+    features = f" with {_words(sorted(offer.cpu_features))}" if offer.cpu_features else ""
+    return f"{offer.device}{archs}{features}"
+
+
+def _words(items: Iterable[str]) -> str:
+    return ", ".join(items)

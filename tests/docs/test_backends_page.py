@@ -1,0 +1,68 @@
+"""What docs/backends.md says was measured is what the records say: right, wrong, or never run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.documents import ROOT
+from tests.resolving import kernel
+
+OFFER = kernel("fast", requires=("fast-kernels>=1.0",), archs=("9.0",))
+LINE = {
+    "kernel": "fast",
+    "family": "mha",
+    "phase": "decode",
+    "case": "ragged",
+    "status": "ok",
+    "rel_error": 2e-3,
+    "library": {"distribution": "fast-kernels", "version": "1.2"},
+}
+
+
+def record(*lines: dict[str, object], arch: str = "9.0") -> dict[str, object]:
+    """What one machine's run left."""
+    return {"host": "NVIDIA H200", "device": "cuda", "arch": arch, "checks": list(lines)}
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch):
+    """The module that writes the page; docs/ is no package."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import backends
+
+    yield backends
+    sys.modules.pop("backends", None)
+
+
+def test_cases_are_counted_with_their_worst_error(page) -> None:
+    lines = (LINE, {**LINE, "case": "page 1", "rel_error": 3e-3})
+    assert page.measured(OFFER, [record(*lines)]) == "NVIDIA H200: 2 cases, error up to 3.0e-03"
+
+
+def test_a_wrong_case_is_told(page) -> None:
+    told = page.measured(OFFER, [record(LINE, {**LINE, "case": "page 1", "status": "wrong"})])
+    assert told == "NVIDIA H200: 1 of 2 cases wrong"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kernel": "slow"},
+        {"family": "mla"},
+        {"phase": "verify"},
+        {"status": "refused"},
+        {"library": None},
+        {"library": {"distribution": "other-build", "version": "1.2"}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_what_another_row_ran_is_not_this_rows(page, other: dict[str, object]) -> None:
+    offer = kernel("fast", requires=OFFER.requires, archs=OFFER.archs, phases=frozenset({"decode"}))
+    assert page.measured(offer, [record({**LINE, **other})]) == page.NOT_RUN
+
+
+def test_a_machine_the_row_does_not_run_on_measured_nothing_of_it(page) -> None:
+    assert page.measured(OFFER, [record(LINE, arch="10.0")]) == page.NOT_RUN
+    assert page.measured(OFFER, []) == page.NOT_RUN
