@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 __all__ = ["check_all", "check_table", "merge_lines"]
@@ -18,42 +19,44 @@ __all__ = ["check_all", "check_table", "merge_lines"]
 HERE = Path(__file__).parent
 #: Scripts that check what no dense attention case can: sparse attention and recurrences.
 OTHER_CHECKS = ("sparse_checks.py", "linear_checks.py")
-#: Seconds a kernel may take for all its cases; a first compile of a large kernel takes minutes.
+#: Seconds a kernel may take for all its cases, restarts included; a first compile of a large kernel takes minutes.
 KERNEL_SECONDS = 540
 MOST_RESTARTS = 6
 
 
-def check_all(kernels: Sequence[str], jobs: int) -> list[dict[str, object]]:
-    """The last line of every case of every kernel, in order."""
+def check_all(kernels: Sequence[str], jobs: int, seconds: float = KERNEL_SECONDS) -> Iterator[list[dict[str, object]]]:
+    """The last line of every case, a list a kernel, as they end."""
     commands = [[str(HERE / "checks.py"), kernel] for kernel in kernels]
     commands += [[str(HERE / script)] for script in OTHER_CHECKS if (HERE / script).exists()]
     with ThreadPoolExecutor(jobs) as pool:
-        return [line for lines in pool.map(lambda command: list(_run(command)), commands) for line in lines]
+        runs = [pool.submit(lambda command=command: list(_run(command, seconds))) for command in commands]
+        for run in as_completed(runs):
+            yield run.result()
 
 
-def _run(command: list[str]) -> Iterator[dict[str, object]]:
-    first = 0
+def _run(command: list[str], seconds: float) -> Iterator[dict[str, object]]:
+    first, until = 0, time.monotonic() + seconds
     for _ in range(MOST_RESTARTS):
-        lines, lost = _child([*command, "--from", str(first)])
+        lines, lost = _child([*command, "--from", str(first)], until - time.monotonic())
         done: dict[object, dict[str, object]] = {line["number"]: line for line in lines}
         for line in done.values():
             if line["status"] == "running":
                 line |= {"status": "failed", "reason": f"the process ended in it ({lost})"}
             yield line
-        if lost == "ended" or not done:
+        if lost == "ended" or not done or time.monotonic() > until:
             if not done:
                 yield {"number": first, "kernel": Path(command[-1]).stem, "status": "failed", "reason": lost}
             return
         first = 1 + max(int(str(number)) for number in done)
 
 
-def _child(command: list[str]) -> tuple[list[dict[str, object]], str]:
+def _child(command: list[str], seconds: float) -> tuple[list[dict[str, object]], str]:
     """One process's lines, and how it ended: "ended", or what took it."""
     try:
-        child = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=KERNEL_SECONDS)
+        child = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as late:
         text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        return _lines(text), f"took over {KERNEL_SECONDS} s"
+        return _lines(text), f"took over {seconds:.0f} s"
     if child.returncode == 0:
         return _lines(child.stdout), "ended"
     tail = child.stderr.strip().splitlines()[-1:] or [""]

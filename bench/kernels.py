@@ -1,7 +1,7 @@
 """Attention kernels on this GPU, side by side in one run: every kernel through its built backend, peers beside them.
 
     python bench/kernels.py [--only prefill|decode|mla_decode] [--output FILE] [--json]
-    python bench/kernels.py --check [KERNEL ...] [--jobs N] [--output FILE]
+    python bench/kernels.py --check [KERNEL ...] [--jobs N] [--seconds S] [--output FILE]
 
 `--check` holds every kernel against float64, case by case, and times nothing; what a declaration refuses is refused
 with its reason. Exit 1 where a case is wrong or failed.
@@ -37,7 +37,7 @@ from backstamp.launch import Requests, make_launch
 from backstamp.model import ModelFacts, model_from_config
 from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
-from check_runs import check_all, check_table, merge_lines
+from check_runs import KERNEL_SECONDS, check_all, check_table, merge_lines
 from peers import peers
 from shapes import DIM, HEADS, KV_HEADS, LATENT, MLA_HEADS, ROTARY, Data, Shape, mha_data, mla_data, sampled_error
 
@@ -69,10 +69,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", nargs="*", metavar="KERNEL", help="check these kernels, or all, and time nothing")
     parser.add_argument("--jobs", type=int, default=4, help="processes that check at a time")
+    parser.add_argument("--seconds", type=float, default=KERNEL_SECONDS, help="most seconds one kernel's checks take")
     options = parser.parse_args()
     host = this_host()
     if options.check is not None:
-        return check(options.check, options.jobs, options.output, host)
+        return check(options.check, options.jobs, options.seconds, options.output, host)
     if not torch.cuda.is_available():
         print("bench/kernels.py: needs a CUDA or ROCm GPU to time, got none; --check runs here too", file=sys.stderr)
         return 2
@@ -93,21 +94,18 @@ def main() -> int:
     return 0
 
 
-def check(kernels: list[str], jobs: int, output: Path | None, host: HostFacts) -> int:
-    """Hold kernels against float64 and put the lines beside what was timed."""
-    known = build_catalogue(discover()).keys("attention")
-    lines = check_all(kernels or known, jobs)
-    before = read(output)
-    found = before.get("versions", {}) | versions()
-    about = {
-        "host": host.device_name or f"{host.arch} CPU",
-        "device": host.device,
-        "arch": host.arch,
-        "versions": found,
-    }
-    write(output, about | {"checks": merge_lines(before.get("checks", []), lines)})
-    print(check_table(lines))
-    return int(any(line["status"] not in ("ok", "refused") for line in lines))
+def check(kernels: list[str], jobs: int, seconds: float, output: Path | None, host: HostFacts) -> int:
+    """Hold kernels against float64 and put the lines beside what was timed, kernel by kernel as they end."""
+    known = [kernel for slot, kernel in build_catalogue(discover()).rows if slot == "attention"]
+    told: list[dict[str, object]] = []
+    for lines in check_all(kernels or known, jobs, seconds):
+        told += lines
+        before = read(output)
+        found = before.get("versions", {}) | versions()
+        about = {"host": host.device_name or f"{host.arch} CPU", "device": host.device, "arch": host.arch}
+        write(output, about | {"versions": found, "checks": merge_lines(before.get("checks", []), lines)})
+    print(check_table(told))
+    return int(any(line["status"] not in ("ok", "refused") for line in told))
 
 
 def write(path: Path | None, record: dict[str, object]) -> None:

@@ -52,9 +52,23 @@ def test_a_process_that_dies_is_told_and_the_rest_still_runs(runs, tmp_path: Pat
         "    print(json.dumps({**line, 'status': 'ok'}), flush=True)\n",
         "utf-8",
     )
-    lines = list(runs._run([str(script)]))
+    lines = list(runs._run([str(script)], 60))
     assert [(line["number"], line["status"]) for line in lines] == [(0, "ok"), (1, "failed"), (2, "ok"), (3, "ok")]
     assert "exit 7" in str(lines[1]["reason"])
+
+
+def test_a_kernel_that_hangs_is_told_and_has_no_second_turn(runs, tmp_path: Path) -> None:
+    """Its time is its own: a case that never ends takes none from the other kernels."""
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "print(json.dumps({'number': 0, 'kernel': 'k', 'status': 'running'}), flush=True)\n"
+        "time.sleep(600)\n",
+        "utf-8",
+    )
+    (line,) = runs._run([str(script)], 3)
+    assert (line["number"], line["status"]) == (0, "failed")
+    assert "took over 3 s" in str(line["reason"])
 
 
 def test_two_builds_of_a_kernel_are_both_told_and_a_refusal_only_where_neither_served(runs) -> None:
