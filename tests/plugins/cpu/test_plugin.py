@@ -67,17 +67,33 @@ def test_flex_attention_serves_targets_only():
 
 
 @pytest.mark.parametrize(
-    ("device", "phase", "best"),
+    ("device", "features", "phase", "best"),
     [
-        ("cpu", "prefill", "torch_native"),
-        ("cuda", "prefill", "flex_attention"),
-        ("cuda", "decode", "torch_native"),
+        ("cpu", set(), "prefill", "torch_native"),
+        ("cpu", {"amx_tile", "amx_bf16"}, "decode", "intel_amx"),
+        ("cuda", set(), "prefill", "flex_attention"),
+        ("cuda", set(), "decode", "torch_native"),
     ],
 )
-def test_auto_prefers_the_faster_kernel_of_a_device(device, phase, best):
+def test_auto_prefers_the_faster_kernel_of_a_device(device, features, phase, best):
     """Eager flex_attention on the CPU and its one-query tiles on a GPU are slower than torch_native."""
-    fitting = [offer for offer in OFFERS if offer.device in (device, "any") and phase in offer.phases]
+    fitting = [
+        offer
+        for offer in OFFERS
+        if offer.device in (device, "any") and phase in offer.phases and offer.cpu_features <= features
+    ]
     assert max(fitting, key=lambda offer: offer.priority).kernel == best
+
+
+def test_intel_amx_serves_every_phase_of_both_families_in_bf16_where_amx_is():
+    """The host's CPU features decide, and nothing is converted to bf16."""
+    rows = [offer for offer in OFFERS if offer.kernel == "intel_amx"]
+    assert {offer.family for offer in rows} == {"mha", "mla"}
+    for offer in rows:
+        assert (offer.device, offer.archs, offer.forward_archs) == ("cpu", ("x86_64",), "no")
+        assert offer.cpu_features == {"amx_tile", "amx_bf16"}
+        assert (offer.dtypes, offer.kv_dtypes) == ({"bf16"}, {"same"})
+        assert offer.all_phases == frozenset(PHASES)
 
 
 def test_only_rows_that_run_alone_are_declared_deterministic():

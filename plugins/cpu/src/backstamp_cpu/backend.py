@@ -5,12 +5,15 @@ A factory names the kernel it built and never answers another one.
 
 from __future__ import annotations
 
+from backstamp.errors import BadInput
 from backstamp.factories import BuildRequest, Built
+from backstamp_cpu.amx import IntelAmx
 from backstamp_cpu.checks import limits_of
 from backstamp_cpu.flex import FlexAttention
+from backstamp_cpu.isa import check_amx
 from backstamp_cpu.native import TorchNative
 
-__all__ = ["build_flex_attention", "build_torch_native", "build_torch_native_rows_alone"]
+__all__ = ["build_flex_attention", "build_intel_amx", "build_torch_native", "build_torch_native_rows_alone"]
 
 
 def build_torch_native(request: BuildRequest) -> Built:
@@ -38,3 +41,19 @@ def build_flex_attention(request: BuildRequest) -> Built:
         BadInput: a dtype or KV layout the plugin does not know.
     """
     return Built("flex_attention", FlexAttention(limits_of(request, alibi=False)))
+
+
+def build_intel_amx(request: BuildRequest) -> Built:
+    """Build `intel_amx` on a CPU whose AMX tiles oneDNN may use.
+
+    Raises:
+        BadInput: another dtype than bf16, a KV layout the plugin does not know, or AMX out of oneDNN's reach.
+    """
+    who = f"{request.role} attention kernel '{request.kernel}' (plugin cpu)"
+    limits = limits_of(request, alibi=True)
+    # a converted query would be a rounded one that nobody asked for
+    for field, name in (("dtype", request.dtype), ("KV dtype", request.kv_dtype)):
+        if name not in ("bf16", "same", "auto"):
+            raise BadInput(who, needed=f"{field} bf16", found=name)
+    check_amx(who)
+    return Built("intel_amx", IntelAmx(limits, rows_alone=False))

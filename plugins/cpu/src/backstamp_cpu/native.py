@@ -7,8 +7,9 @@ do not depend on its batch. Never holds the current batch: that is the state's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,12 +22,18 @@ from backstamp_cpu.masks import distances, sees_all, visible
 from backstamp_cpu.rows import Span, StepRows
 from backstamp_cpu.steps import StepState, open_output, plan_step
 
-__all__ = ["NativeState", "TorchNative"]
+__all__ = ["Arithmetic", "NativeState", "TorchNative"]
 
 #: Longest row in query tokens that shares a group: a longer one is work enough by itself.
 MAX_GROUPED_QUERIES = 32
 #: Most logits of one product, 256 MiB in fp32; longer groups run a slice of their queries at a time.
 MAX_LOGITS = 2**26
+
+#: `q [R, S, Hq, Dk]`, `k [R, K, Hk, Dk]`, `v [R, K, Hk, Dv]`, mask `[R, S, K]` or None, distances `[R, S, K]` where the
+#: layer has ALiBi, and the layer, to outputs `[R, S, Hq, Dv]` and natural-log LSE `[R, S, Hq]`, or None without one.
+Arithmetic: TypeAlias = Callable[
+    [Tensor, Tensor, Tensor, Tensor | None, Tensor | None, LayerSpec], tuple[Tensor, Tensor | None]
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +89,25 @@ class TorchNative:
             UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
         """
         out = open_output(self._limits, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
-        explicit = needs_explicit_path(layer, lse is not None)
+        arithmetic, key_dtype = self.arithmetic(layer, lse is not None)
         for group in self._groups(state, kv, layer, new, q.device):
             queries = q[group.tokens] if q_rope is None else torch.cat([q[group.tokens], q_rope[group.tokens]], dim=-1)
-            k, v = read_keys(group.source, kv, new, layer, torch.float32 if explicit else q.dtype)
+            k, v = read_keys(group.source, kv, new, layer, key_dtype)
             if group.unseen is not None:
                 k = k.masked_fill(group.unseen[:, None, None], 0.0)
                 v = v.masked_fill(group.unseen[:, None, None], 0.0)
-            answer, logs = _attend(queries, k, v, group, state.rows, layer, explicit)
+            answer, logs = _attend(queries, k, v, group, state.rows, layer, arithmetic)
             out[group.tokens] = answer.to(out.dtype)
             if lse is not None:
-                assert logs is not None, "the explicit path answers the LSE"
+                assert logs is not None, "the chosen arithmetic answers the LSE"
                 lse[group.tokens] = logs
         return out
+
+    def arithmetic(self, layer: LayerSpec, lse_wanted: bool) -> tuple[Arithmetic, torch.dtype]:
+        """How this layer's groups are attended, and the dtype their keys are read in."""
+        if needs_explicit_path(layer, lse_wanted):
+            return attend_explicitly, torch.float32
+        return _by_sdpa, self._limits.dtype
 
     def _groups(
         self, state: NativeState, kv: PagedKV | None, layer: LayerSpec, new: RaggedKV | None, device: torch.device
@@ -166,9 +179,9 @@ def _tokens(spans: Sequence[Span], rows: StepRows, device: torch.device) -> slic
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, group: Group, rows: StepRows, layer: LayerSpec, explicit: bool
+    q: Tensor, k: Tensor, v: Tensor, group: Group, rows: StepRows, layer: LayerSpec, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend one group, a slice of its queries at a time: outputs `[R * S, Hq, Dv]`; explicit, LSE `[R * S, Hq]`."""
+    """Attend one group, a slice of its queries at a time: outputs `[R * S, Hq, Dv]`, LSE `[R * S, Hq]` or None."""
     num_rows, num_queries, num_keys = len(group.spans), group.num_queries, group.num_keys
     # a copy: products of the same numbers at another alignment may differ in their last bit
     q = q.clone(memory_format=torch.contiguous_format).view(num_rows, num_queries, *q.shape[1:])
@@ -181,12 +194,17 @@ def _attend(
     for start in range(0, num_queries, step):
         part = slice(start, min(start + step, num_queries))
         mask = None if group.mask is None else group.mask[:, part]
-        if explicit:
-            part_distance = None if distance is None else distance[:, part]
-            answer, log = attend_explicitly(q[:, part], k, v, mask, part_distance, layer)
-            logs.append(log)
-        else:
-            answer = attend_with_sdpa(q[:, part], k, v, mask, layer.scale)
+        part_distance = None if distance is None else distance[:, part]
+        answer, log = arithmetic(q[:, part], k, v, mask, part_distance, layer)
         outs.append(answer)
+        if log is not None:
+            logs.append(log)
     out = torch.cat(outs, dim=1).flatten(0, 1)
     return out, torch.cat(logs, dim=1).flatten(0, 1) if logs else None
+
+
+def _by_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, distance: Tensor | None, layer: LayerSpec
+) -> tuple[Tensor, None]:
+    """SDPA in the shape of an `Arithmetic`; it answers no LSE."""
+    return attend_with_sdpa(q, k, v, mask, layer.scale), None

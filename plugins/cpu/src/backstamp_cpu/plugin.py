@@ -42,6 +42,23 @@ NATIVE = Offer(
 # the same kernel over an absorbed latent cache: values lie inside the keys
 NATIVE_MLA = replace(NATIVE, family="mla")
 
+# the same rows and masks over bf16 products on AMX tiles
+AMX = replace(
+    NATIVE,
+    kernel="intel_amx",
+    factory="backstamp_cpu.backend:build_intel_amx",
+    device="cpu",
+    archs=("x86_64",),
+    forward_archs="no",
+    # what oneDNN asks of a CPU before it takes tiles for bf16
+    # Source: oneDNN developer guide, "CPU Dispatcher Control", AVX512_CORE_AMX
+    cpu_features=frozenset({"amx_tile", "amx_bf16"}),
+    dtypes=frozenset({"bf16"}),
+    kv_dtypes=frozenset({"same"}),
+    priority=30,
+)
+AMX_MLA = replace(AMX, family="mla")
+
 FLEX_CPU = replace(
     NATIVE,
     kernel="flex_attention",
@@ -98,6 +115,8 @@ def backstamp_offers() -> tuple[Offer, ...]:
         NATIVE,
         NATIVE_MLA,
         *ALONE,
+        AMX,
+        AMX_MLA,
         FLEX_CPU,
         FLEX_CUDA,
         FLEX_CUDA_DECODE,
@@ -108,5 +127,5 @@ def backstamp_offers() -> tuple[Offer, ...]:
 
 @hookimpl
 def backstamp_aliases() -> tuple[Alias, ...]:
-    """None: both kernels are asked for by their own names."""
+    """None: each kernel is asked for by its own name."""
     return ()
