@@ -16,36 +16,22 @@ from backstamp.errors import BadInput, UnsupportedBatch
 from backstamp.factories import BuildRequest
 from backstamp.testing.batches import SMALL_LAYER, make_batch, make_tree, split_new
 from backstamp.testing.reference import reference_attention, relative_error
+from backstamp.testing.requests import request_for
 from backstamp_cpu import amx
 from backstamp_cpu.amx import IntelAmx, attend_in_blocks
 from backstamp_cpu.backend import build_intel_amx
 from backstamp_cpu.checks import limits_of
 from backstamp_cpu.isa import AMX_LIMITS, check_amx, limit_of
+from backstamp_cpu.plugin import AMX, AMX_MLA
 
 #: bf16 outputs against float64 over the same bf16 inputs; the kernels of docs/performance.md miss by 2e-3 to 3.2e-3.
 BOUND = 5e-3
 MLA = LayerSpec(layer_id=0, num_qo_heads=8, num_kv_heads=1, head_dim=576, v_head_dim=512, scale=192**-0.5)
 
 
-def request(**changed) -> BuildRequest:
+def request(offer=AMX, **changed) -> BuildRequest:
     """A request for the kernel in all five phases."""
-    fields = {
-        "kernel": "intel_amx",
-        "family": "mha",
-        "phases": PHASES,
-        "role": "draft",
-        "layers": (),
-        "dtype": "bf16",
-        "kv_dtype": "bf16",
-        "page_size": 16,
-        "layout": "rows",
-        "device": "cpu",
-        "max_rows": 64,
-        "max_tokens": 4096,
-        "max_pages": 4096,
-        "max_kv_len": 4096,
-    }
-    return BuildRequest(**(fields | changed))
+    return request_for(offer, **changed)
 
 
 def backend(**changed) -> IntelAmx:
@@ -115,7 +101,7 @@ def test_absorbed_mla_reads_its_values_inside_the_keys(query):
     """The dims of the golden model: 576 for the key, 512 for the value."""
     made = make_batch([3, 1, 1, 4], [9, 33, 16, 4], layer=MLA, cache_form="latent", dtype=torch.bfloat16)
     truth, _ = reference_attention(made.q, made.kv, MLA, made.batch)
-    kernel = backend(family="mla")
+    kernel = backend(offer=AMX_MLA)
     q, q_rope = (made.q, None) if query == "joined" else (made.q[..., :512], made.q[..., 512:])
     assert relative_error(kernel.forward(q, made.kv, MLA, kernel.plan(made.batch), q_rope=q_rope), truth) < BOUND
 
@@ -175,7 +161,7 @@ def test_a_query_of_another_dtype_is_refused_not_converted():
     with pytest.raises(UnsupportedBatch, match=r"bfloat16.*got .*float32"):
         run(kernel, made)
     for field in ("dtype", "kv_dtype"):
-        with pytest.raises(BadInput, match=r"needs (KV )?dtype bf16, got fp16"):
+        with pytest.raises(UnsupportedBatch, match=rf"needs {field}: (bf16|same), got fp16"):
             build_intel_amx(request(**{field: "fp16"}))
 
 

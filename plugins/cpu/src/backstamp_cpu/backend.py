@@ -5,8 +5,8 @@ A factory names the kernel it built and never answers another one.
 
 from __future__ import annotations
 
-from backstamp.errors import BadInput
 from backstamp.factories import BuildRequest, Built
+from backstamp.step_checks import check_build
 from backstamp_cpu.amx import IntelAmx
 from backstamp_cpu.checks import limits_of
 from backstamp_cpu.flex import FlexAttention
@@ -47,13 +47,9 @@ def build_intel_amx(request: BuildRequest) -> Built:
     """Build `intel_amx` on a CPU whose AMX tiles oneDNN may use.
 
     Raises:
-        BadInput: another dtype than bf16, a KV layout the plugin does not know, or AMX out of oneDNN's reach.
+        UnsupportedBatch: what the row does not declare; another dtype than bf16 is refused, never rounded to it.
+        BadInput: AMX out of oneDNN's reach.
     """
-    who = f"{request.role} attention kernel '{request.kernel}' (plugin cpu)"
-    limits = limits_of(request, alibi=True)
-    # a converted query would be a rounded one that nobody asked for
-    for field, name in (("dtype", request.dtype), ("KV dtype", request.kv_dtype)):
-        if name not in ("bf16", "same", "auto"):
-            raise BadInput(who, needed=f"{field} bf16", found=name)
-    check_amx(who)
-    return Built("intel_amx", IntelAmx(limits, rows_alone=False))
+    check_build(request)
+    check_amx(f"{request.role} attention kernel '{request.kernel}' (plugin cpu)")
+    return Built("intel_amx", IntelAmx(limits_of(request, alibi=True), rows_alone=False))
