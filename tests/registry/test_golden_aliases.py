@@ -26,7 +26,7 @@ from backstamp.testing.hosts import described_host
 from tests.models import config
 
 TABLE = Path(__file__).parent.parent / "data" / "aliases.csv"
-OWNED = ("triton", "torch_native", "intel_amx", "aiter")
+OWNED = ("triton", "torch_native", "intel_amx", "aiter", "ascend")
 
 
 def rows() -> list[dict[str, str]]:
@@ -36,8 +36,8 @@ def rows() -> list[dict[str, str]]:
 
 
 def test_the_table_has_the_rows_these_plugins_own() -> None:
-    """Eighteen rows: seven of triton, three of torch_native, four each of intel_amx and aiter."""
-    assert len(rows()) == 18
+    """Seven of triton, three of torch_native, four each of intel_amx and aiter, three of ascend."""
+    assert len(rows()) == 21
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['alias']}-{row['model']}-{row['host']}")

@@ -1,0 +1,75 @@
+"""The factories: one `BuildRequest` to one `Built`; the only module that imports torch-npu, when something is built.
+
+A factory holds the request against its row first, so that a refusal needs no library.
+"""
+
+from __future__ import annotations
+
+from backstamp.factories import BuildRequest, Built
+from backstamp.step_checks import check_build, refusal
+from backstamp_ascend.latent import LatentAttention
+from backstamp_ascend.paged import PagedAttention
+
+__all__ = ["LATENT_HEADS", "build_latent", "build_packed", "build_rows"]
+
+#: Query heads over a latent cache. Source: torch-npu 2.14.0 _op_plugin_docs.py:8577, "query_rope".
+LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def build_packed(request: BuildRequest) -> Built:
+    """Build `ascend` for paged MHA, all rows of a step in one call.
+
+    Raises:
+        UnsupportedBatch: what the row does not declare, or heads beyond the library's bounds.
+    """
+    return _build_paged(request, packed=True)
+
+
+def build_rows(request: BuildRequest) -> Built:
+    """Build `ascend` for paged MHA, a call for each row of several queries.
+
+    Raises:
+        UnsupportedBatch: as `build_packed`.
+    """
+    return _build_paged(request, packed=False)
+
+
+def build_latent(request: BuildRequest) -> Built:
+    """Build `ascend` for an absorbed latent cache.
+
+    Raises:
+        UnsupportedBatch: what the row does not declare, or a number of heads the library has no kernel for.
+    """
+    check_build(request)
+    for layer in request.layers:
+        if layer.num_kv_heads != 1:
+            raise refusal(request, "num_kv_heads", "1", f"{layer.num_kv_heads} in layer {layer.layer_id}")
+        if layer.num_qo_heads not in LATENT_HEADS:
+            needed = f"one of {', '.join(map(str, LATENT_HEADS))}"
+            raise refusal(request, "num_qo_heads", needed, f"{layer.num_qo_heads} in layer {layer.layer_id}")
+    # imported here: it loads the driver, and a described host has none
+    import torch_npu
+
+    return Built("ascend", LatentAttention(request, torch_npu.npu_fused_infer_attention_score_v2))
+
+
+def _build_paged(request: BuildRequest, *, packed: bool) -> Built:
+    check_build(request)
+    _check_heads(request)
+    import torch_npu
+
+    return Built("ascend", PagedAttention(request, torch_npu.npu_fused_infer_attention_score_v2, packed=packed))
+
+
+def _check_heads(request: BuildRequest) -> None:
+    """Source: torch-npu 2.14.0 _op_plugin_docs.py:8577, "num_key_value_heads", "N", "BSND" and "page attention"."""
+    for layer in request.layers:
+        share, width = layer.num_qo_heads // layer.num_kv_heads, layer.num_kv_heads * layer.head_dim
+        for field, most, found in (
+            ("num_qo_heads", 256, layer.num_qo_heads),
+            ("query heads a KV head", 64, share),
+            ("num_kv_heads * head_dim", 65535, width),
+            ("num_qo_heads * head_dim", 65534, layer.num_qo_heads * layer.head_dim),
+        ):
+            if found > most:
+                raise refusal(request, field, f"at most {most}", f"{found} in layer {layer.layer_id}")
