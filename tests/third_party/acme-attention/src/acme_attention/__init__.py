@@ -1,0 +1,1 @@
+"""A third party's attention over PyTorch, behind a key of its own."""
