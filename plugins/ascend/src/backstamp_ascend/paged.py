@@ -189,7 +189,7 @@ def flat_cache(request: BuildRequest, name: str, cache: Tensor) -> Tensor:
         UnsupportedBatch: a cache that is not contiguous, or of 2**31 numbers or more, which the library counts in i32.
     """
     if not cache.is_contiguous():
-        needed = "a contiguous cache: the library copies any other whole"
+        needed = "a contiguous cache: the library takes no other"
         raise refusal(request, name, needed, f"strides {list(cache.stride())}")
     if cache.numel() >= 2**31:
         raise refusal(request, name, "fewer than 2**31 numbers a layer", str(cache.numel()))
