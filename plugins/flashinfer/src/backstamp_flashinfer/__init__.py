@@ -1,0 +1,1 @@
+"""FlashInfer's attention kernels, bound to Backstamp's call contract."""

@@ -1,0 +1,277 @@
+"""The MHA backend: holds a step against its row, plans the library's wrappers, and runs one a layer.
+
+In: a `BuildRequest`, then the call contract's `Batch`, caches and layers. Out: outputs written in place, natural LSE.
+`plan` does the host work from exact host lengths; `forward` never syncs. The backend holds wrappers and a workspace,
+never the current batch. One stream: shares of split keys pass through one workspace.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import IndexForm, check_batch, check_build, check_call, refusal
+from backstamp_flashinfer.routes import LayerKind, choose_route, kind_of
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, row_pages
+from backstamp_flashinfer.trees import write_mask
+from backstamp_flashinfer.wrappers import Planned, WrapperPool
+
+__all__ = ["DTYPES", "FlashInferAttention", "Step", "cover_pads", "refresh_batch"]
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Step:
+    """A planned step of one KV group.
+
+    Attributes:
+        batch: the batch, whose tree is read in `forward`. form: how its pages are listed, "none" for ragged keys.
+        rows: the host half; None where no token belongs to a row. pages: the page list on the device.
+        capture: buffers stay at their addresses, for a graph to record.
+        plans: by kind of layer, and whether its keys and values lie apart.
+    """
+
+    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "rows")
+
+    def __init__(self) -> None:
+        self.batch: Batch
+        self.form: IndexForm
+        self.rows: HostRows | None = None
+        self.pages: Tensor | None = None
+        self.capture = False
+        self.plans: dict[tuple[LayerKind, bool], Planned] = {}
+
+
+class FlashInferAttention:
+    """All five phases over a paged cache, and prefill over ragged keys, with and without sinks."""
+
+    def __init__(self, request: BuildRequest, *, hopper: bool) -> None:
+        check_build(request)
+        self._request, self._hopper = request, hopper
+        self._device = torch.device(request.device)
+        self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
+        self._kinds = tuple(dict.fromkeys(kind_of(layer) for layer in request.layers))
+
+    def init_graphs(self, max_rows: int, max_tokens: int) -> None:
+        """Size the workspace for the largest step to record; a step's own buffers are made when it is planned."""
+        for kind in self._kinds:
+            self._pool.reserve(kind, max_rows, max_tokens)
+
+    def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
+        """Do the host half of a step. With a recorded `state`, give the same addresses new values.
+
+        Raises:
+            UnsupportedBatch: what the row does not declare, or a step of another shape than the recorded one.
+        """
+        form = check_batch(self._request, batch, capture=capture)
+        if form == "none" and (batch.tree is not None or capture):
+            found = "ragged keys with a tree" if batch.tree is not None else "ragged keys in a step to capture"
+            raise refusal(self._request, "index", "a paged step", found, phase=batch.phase)
+        if state is not None and state.capture:
+            return self._refresh(state, batch, form)
+        # what a graph records is never handed to another step
+        step = Step() if state is None or capture else state
+        if step is not state and not capture:
+            weakref.finalize(step, _give_back, self._pool, step.plans).atexit = False
+        _give_back(self._pool, step.plans)
+        step.batch, step.form, step.capture = batch, form, capture
+        self._read(step)
+        if step.rows is not None and (capture or len(self._kinds) == 1):
+            # several kinds wait for the first layer that needs them: a KV group seldom has them all
+            for kind in self._kinds:
+                self._plan_kind(step, kind, strides_differ=False)
+        return step
+
+    def replan(self, state: Step) -> None:
+        """Nothing a graph could record: the schedule is host work, and the tree is read in `forward`."""
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: Step,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        new: RaggedKV | None = None,
+        q_rope: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
+        batch = state.batch
+        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        if out is None:
+            out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return out
+        used = 0 if state.rows is None else state.rows.num_tokens
+        cover_pads(out, lse, used)
+        if used == 0:
+            return out
+        if (kv is None) is not (state.form == "none"):
+            needed = "ragged keys, as planned" if state.form == "none" else "a cache, as planned"
+            raise refusal(self._request, "kv", needed, "None" if kv is None else "a cache", phase=batch.phase)
+        planned = self._planned(state, layer, kv)
+        self._run(planned, state, q[:used], kv, layer, new, out[:used], None if lse is None else lse[:used])
+        return out
+
+    def _read(self, step: Step) -> None:
+        """The host half of the step's rows, and the page list."""
+        batch = step.batch
+        step.rows = step.pages = None
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return
+        if step.capture:
+            rows = read_uniform_rows(self._request, batch)
+        else:
+            rows = read_rows(self._request, batch, paged=step.form != "none")
+        if rows.num_tokens == 0:
+            return
+        step.rows = rows
+        if step.form != "none":
+            step.pages = row_pages(batch.index, step.form, rows, self._device)
+
+    def _planned(self, step: Step, layer: LayerSpec, kv: PagedKV | None) -> Planned:
+        """The plan a layer needs, made now in a step that met no such layer yet."""
+        assert step.rows is not None
+        kind = kind_of(layer)
+        # only the FA3 kernels mind: they step through keys and values with one stride
+        apart = kv is not None and kv.v is not None and kv.k.stride()[:2] != kv.v.stride()[:2]
+        planned = step.plans.get((kind, apart))
+        if planned is None and apart:
+            near = step.plans.get((kind, False))
+            planned = near if near is not None and near.route.backend == "fa2" else None
+        if planned is None and step.capture:
+            needed = "a layer the object was built for: a recorded step plans nothing more"
+            raise refusal(self._request, "layer", needed, f"layer {layer.layer_id}", phase=step.batch.phase)
+        return planned or self._plan_kind(step, kind, strides_differ=apart)
+
+    def _plan_kind(self, step: Step, kind: LayerKind, *, strides_differ: bool) -> Planned:
+        batch, rows = step.batch, step.rows
+        assert rows is not None, "a step without tokens returns before it asks for a plan"
+        assert isinstance(batch.causal, bool), "check_batch refuses causal tensors"
+        sizes: dict[str, int] = {}
+        if step.capture or batch.tree is not None:
+            sizes = self._sizes(batch, rows, step.capture)
+        route = choose_route(
+            kind,
+            hopper=self._hopper,
+            ragged=step.form == "none",
+            tree=batch.tree is not None,
+            one_token=rows.q_len == 1,
+            causal=batch.causal,
+            max_q_len=rows.max_q_len,
+            strides_differ=strides_differ,
+            sizes=sizes,
+        )
+        planned = step.plans[kind, strides_differ] = self._pool.take(route, kind)
+        self._pool.plan(planned, rows, step.pages, causal=batch.causal)
+        return planned
+
+    def _sizes(self, batch: Batch, rows: HostRows, capture: bool) -> dict[str, int]:
+        """Fixed sizes: the graph key's bounds for a step to record, else the step's own, rounded to be met again."""
+        pages, kv_len = rows.num_pages, int(rows.kv_lens.max())
+        if capture:
+            kv_len = batch.max_kv_len
+            pages = batch.num_rows * -(-kv_len // self._request.page_size)
+        else:
+            pages, kv_len = (1 << max(0, number - 1).bit_length() for number in (pages, kv_len))
+        return {
+            "rows": batch.num_rows,
+            "tokens": rows.num_tokens,
+            "pages": pages,
+            "q_len": rows.max_q_len,
+            "kv_len": kv_len,
+        }
+
+    def _refresh(self, step: Step, batch: Batch, form: IndexForm) -> Step:
+        """Plan a recorded step's wrappers anew: those that its layers ran, all of them before any has."""
+        kept = refresh_batch(self._request, step.batch, batch)
+        rows = read_uniform_rows(self._request, batch)
+        step.batch, step.form = kept, form
+        step.rows, step.pages = rows, row_pages(batch.index, form, rows, self._device)
+        assert isinstance(batch.causal, bool)
+        plans = list(step.plans.values())
+        for planned in [planned for planned in plans if planned.ran] or plans:
+            self._pool.plan(planned, rows, step.pages, causal=batch.causal)
+        return step
+
+    def _run(
+        self,
+        planned: Planned,
+        step: Step,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        new: RaggedKV | None,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        tree = step.batch.tree
+        if planned.mask is not None and tree is not None and planned.mask_layer in (None, layer.layer_id):
+            # once a pass over the layers: a tree kernel may have filled the buffer since, and a graph records it
+            write_mask(planned.mask, tree, planned.kind.window_left)
+            planned.mask_layer = layer.layer_id
+        planned.ran = True
+        # FA2 writes rows that lie densely, and both write such an LSE
+        target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        base2 = None if lse is None else torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+        tensors: tuple[object, ...]
+        if kv is None:
+            assert new is not None
+            tensors = (q, new.k, new.v)
+        else:
+            tensors = (q, (kv.k, kv.v))
+        if layer.sinks is not None:
+            tensors = (*tensors, layer.sinks.float().contiguous(), planned.kind.scale)
+        planned.wrapper.run(*tensors, out=target, lse=base2, return_lse=lse is not None)
+        if target is not out:
+            out.copy_(target)
+        if lse is not None:
+            torch.mul(base2, math.log(2.0), out=lse)
+
+
+def cover_pads(out: Tensor, lse: Tensor | None, used: int) -> None:
+    """Zeros and -inf for the tokens that belong to no row."""
+    if used < out.shape[0]:
+        out[used:].zero_()
+        if lse is not None:
+            lse[used:].fill_(float("-inf"))
+
+
+def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
+    """The new batch with the recorded tree's tensors, which get the new values.
+
+    Raises:
+        UnsupportedBatch: another shape than the recorded one.
+    """
+    for field, needed, found in (
+        ("num_rows", old.num_rows, new.num_rows),
+        ("num_tokens", old.num_tokens, new.num_tokens),
+        ("causal", old.causal, new.causal),
+        ("tree", old.tree and old.tree.kind, new.tree and new.tree.kind),
+    ):
+        if needed != found:
+            raise refusal(request, field, f"{needed}, as recorded", str(found), phase=new.phase, fix="Plan a new state")
+    if new.max_kv_len > old.max_kv_len:
+        found = str(new.max_kv_len)
+        raise refusal(request, "max_kv_len", f"at most {old.max_kv_len}, as recorded", found, phase=new.phase)
+    if old.tree is None or new.tree is None:
+        return replace(new, tree=None, max_kv_len=old.max_kv_len)
+    for target, source in ((old.tree.buffer, new.tree.buffer), (old.tree.indptr, new.tree.indptr)):
+        if target is not None and source is not None and target.data_ptr() != source.data_ptr():
+            target[tuple(slice(0, size) for size in source.shape)].copy_(source)
+    return replace(new, tree=old.tree, max_kv_len=old.max_kv_len)
+
+
+def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, bool], Planned]) -> None:
+    for planned in plans.values():
+        pool.give(planned)
+    plans.clear()

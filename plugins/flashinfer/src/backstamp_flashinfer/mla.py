@@ -1,0 +1,187 @@
+"""The MLA backend: absorbed attention over the latent cache through the library's one MLA wrapper.
+
+In: a `BuildRequest`, then the call contract's `Batch`, latent cache and layers. Out: latent outputs written in place,
+natural LSE. `plan` does the host work; the library also reads the smallest and largest page id there, one sync.
+`forward` never syncs. FA3 on Hopper, FA2 elsewhere, named outright: "auto" may pick another library's kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
+from torch import Tensor
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
+from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp_flashinfer.attention import DTYPES, cover_pads, refresh_batch
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, row_pages
+from backstamp_flashinfer.wrappers import WORKSPACE_BYTES
+
+__all__ = ["FlashInferMLA", "MLAStep"]
+
+#: Widths of the latent and the rotary part of a cached token.
+LATENT, ROPE = 512, 64
+
+
+@dataclass(slots=True)
+class MLAStep:
+    """A planned step: the batch, its host half (None where no token belongs to a row), and a wrapper by heads and
+    scale. `capture`: buffers stay at their addresses."""
+
+    batch: Batch
+    rows: HostRows | None
+    capture: bool
+    wrappers: dict[tuple[int, float], BatchMLAPagedAttentionWrapper] = field(default_factory=dict)
+
+
+class FlashInferMLA:
+    """All five phases over the latent cache; verify as a chain, for the wrapper takes no mask."""
+
+    def __init__(self, request: BuildRequest, *, hopper: bool) -> None:
+        check_build(request)
+        self._request = request
+        self._backend = "fa3" if hopper else "fa2"
+        self._device = torch.device(request.device)
+        self._dtype = DTYPES[request.dtype]
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._kinds = tuple(dict.fromkeys((layer.num_qo_heads, layer.scale) for layer in request.layers))
+
+    def init_graphs(self, max_rows: int, max_tokens: int) -> None:
+        """Nothing to allocate: the workspace does not grow with a step, and its buffers are made in `plan`."""
+
+    def plan(self, batch: Batch, *, state: MLAStep | None = None, capture: bool = False) -> MLAStep:
+        """Do the host half of a step. With a recorded `state`, give the same addresses new values.
+
+        Raises:
+            UnsupportedBatch: what the row does not declare, a step of another shape than the recorded one, or a step
+                the library's own planner refuses.
+        """
+        form = check_batch(self._request, batch, capture=capture)
+        if state is not None and state.capture:
+            batch = refresh_batch(self._request, state.batch, batch)
+            rows = read_uniform_rows(self._request, batch)
+            state.batch, state.rows = batch, rows
+        else:
+            rows = self._read(batch, capture)
+            if state is None:
+                state = MLAStep(batch, rows, capture)
+            state.batch, state.rows, state.capture = batch, rows, capture
+            state.wrappers.clear()
+        if rows is not None:
+            pages = row_pages(batch.index, form, rows, self._device)
+            for kind in self._kinds:
+                if kind not in state.wrappers:
+                    state.wrappers[kind] = self._wrapper(batch, capture)
+                self._plan_wrapper(state.wrappers[kind], kind, batch, rows, pages)
+        return state
+
+    def replan(self, state: MLAStep) -> None:
+        """Nothing a graph could record: the schedule is host work."""
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: MLAStep,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        new: RaggedKV | None = None,
+        q_rope: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
+        batch = state.batch
+        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        if out is None:
+            out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return out
+        used = 0 if state.rows is None else state.rows.num_tokens
+        cover_pads(out, lse, used)
+        if used == 0:
+            return out
+        wrapper = state.wrappers.get((layer.num_qo_heads, layer.scale))
+        if wrapper is None:
+            needed = "a layer of the heads and scale of one the object was built for"
+            found = f"layer {layer.layer_id} with {layer.num_qo_heads} heads and scale {layer.scale}"
+            raise refusal(self._request, "layer", needed, found, phase=batch.phase)
+        assert kv is not None, "check_call refuses a call without a cache"
+        query = (q[:used, :, :LATENT], q[:used, :, LATENT:] if q_rope is None else q_rope[:used])
+        cache = kv.k[:, :, 0]
+        # planned with an LSE for every layer, because one plan serves calls with and without
+        natural = torch.empty(used, layer.num_qo_heads, dtype=torch.float32, device=q.device)
+        wrapper.run(
+            query=query,
+            kv_cache=(cache[..., :LATENT], cache[..., LATENT:]),
+            out=out[:used],
+            lse=natural,
+            return_lse=True,
+            return_lse_base_on_e=True,
+        )
+        if lse is not None:
+            lse[:used].copy_(natural)
+        return out
+
+    def _read(self, batch: Batch, capture: bool) -> HostRows | None:
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return None
+        if capture:
+            return read_uniform_rows(self._request, batch)
+        rows = read_rows(self._request, batch, paged=True)
+        return rows if rows.num_tokens else None
+
+    def _wrapper(self, batch: Batch, capture: bool) -> BatchMLAPagedAttentionWrapper:
+        if not capture:
+            return BatchMLAPagedAttentionWrapper(self._workspace, backend=self._backend)
+        most = batch.num_rows * -(-batch.max_kv_len // self._request.page_size)
+        sizes = (batch.num_rows + 1, batch.num_rows + 1, max(1, most), batch.num_rows)
+        qo_indptr, kv_indptr, kv_indices, kv_len_arr = (
+            torch.zeros(size, dtype=torch.int32, device=self._device) for size in sizes
+        )
+        return BatchMLAPagedAttentionWrapper(
+            self._workspace,
+            use_cuda_graph=True,
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            kv_indices=kv_indices,
+            kv_len_arr=kv_len_arr,
+            backend=self._backend,
+        )
+
+    def _plan_wrapper(
+        self,
+        wrapper: BatchMLAPagedAttentionWrapper,
+        kind: tuple[int, float],
+        batch: Batch,
+        rows: HostRows,
+        pages: Tensor,
+    ) -> None:
+        heads, scale = kind
+        what = f"mla {self._backend} {str(self._dtype).removeprefix('torch.')} {LATENT} {ROPE}"
+        try:
+            with compiling("flashinfer", what):
+                wrapper.plan(
+                    metadata=MLAPlanMetadata.csr(rows.qo_indptr, rows.page_indptr, pages, rows.kv_lens),
+                    num_heads=heads,
+                    head_dim_ckv=LATENT,
+                    head_dim_kpe=ROPE,
+                    page_size=self._request.page_size,
+                    # one query a row sees every key either way, and the planner takes more head counts then
+                    causal=bool(batch.causal) and rows.max_q_len > 1,
+                    sm_scale=scale,
+                    q_data_type=self._dtype,
+                    kv_data_type=self._dtype,
+                    query_layout="split",
+                    kv_cache_layout="split",
+                    lse_mode="basee",
+                )
+        except ValueError as error:
+            # what its schedule cannot hold, or a head count whose causal tiles would lose a key
+            needed = "a step that flashinfer's MLA planner takes"
+            raise refusal(self._request, "step", needed, str(error), phase=batch.phase) from error

@@ -1,0 +1,122 @@
+"""The host half of a step: what `plan` tells the library about each row, and the page list it reads.
+
+In: a `Batch` with exact host mirrors. Out: `HostRows`, tensors on the CPU, and one list of page ids on the device.
+Never reads a device value: the page list is gathered with sizes that the host knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch, KVIndex
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import IndexForm, refusal
+
+__all__ = ["HostRows", "read_rows", "read_uniform_rows", "row_pages"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRows:
+    """Rows as the library counts them; every tensor is i32 on the CPU.
+
+    Attributes:
+        qo_indptr: `[B+1]` query offsets. num_tokens: its last entry, the tokens that belong to a row.
+        kv_lens: `[B]`. page_indptr: `[B+1]` over the page list, without the slack an index may have.
+        last_page_len: `[B]` tokens on each row's last page, 0 where there is none.
+        max_q_len: tokens of the longest row.
+        q_len: tokens of every row where all are alike, else None.
+    """
+
+    qo_indptr: Tensor
+    kv_lens: Tensor
+    page_indptr: Tensor
+    last_page_len: Tensor
+    num_tokens: int
+    num_pages: int
+    max_q_len: int
+    q_len: int | None
+
+
+def read_rows(request: BuildRequest, batch: Batch, *, paged: bool) -> HostRows:
+    """Read a step of any shape; in a paged one in which token i is the only one of row i, `q_len` is 1."""
+    qo_indptr, kv_lens = _mirrors(batch)
+    if paged and _uniform_length(qo_indptr, batch) == 1:
+        return _uniform(request, batch, qo_indptr, kv_lens, 1)
+    return _host_rows(request, qo_indptr, kv_lens, None)
+
+
+def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
+    """Read a step whose rows all own the same number of tokens, pad rows included, as a recorded graph needs it.
+
+    Raises:
+        UnsupportedBatch: a row with another number of tokens, or tokens that are not where a uniform step has them.
+    """
+    qo_indptr, kv_lens = _mirrors(batch)
+    length = _uniform_length(qo_indptr, batch)
+    if length is None:
+        needed = f"{batch.num_tokens} tokens shared evenly by {batch.num_rows} rows, in a step to capture or replay"
+        raise refusal(request, "qo_indptr_host", needed, str(qo_indptr.tolist()), phase=batch.phase)
+    return _uniform(request, batch, qo_indptr, kv_lens, length)
+
+
+def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.device) -> Tensor:
+    """The page ids of all rows, in order, `[num_pages]` i32: entries past a row's last page are left out."""
+    indptr = rows.page_indptr.to(device, non_blocking=True).long()
+    counts = indptr[1:] - indptr[:-1]
+    row = torch.repeat_interleave(counts, output_size=rows.num_pages)
+    at = torch.arange(rows.num_pages, device=device) - indptr[row]
+    if form == "csr":
+        assert index.kv_indptr is not None, "the form was checked"
+        assert index.kv_indices is not None, "the form was checked"
+        return index.kv_indices[index.kv_indptr[row] + at].to(torch.int32)
+    if form == "page_table":
+        assert index.page_table is not None, "the form was checked"
+        return index.page_table[row, at].to(torch.int32)
+    assert index.table is not None, "the form was checked"
+    assert index.row_ids is not None, "the form was checked"
+    return index.table[index.row_ids[row].long(), at].to(torch.int32)
+
+
+def _mirrors(batch: Batch) -> tuple[Tensor, Tensor]:
+    starts, lens = batch.qo_indptr_host, batch.kv_lens_host
+    assert starts is not None, "check_batch asks for exact host lengths"
+    assert lens is not None, "check_batch asks for exact host lengths"
+    return starts[: batch.num_rows + 1].to(torch.int32), lens[: batch.num_rows].to(torch.int32)
+
+
+def _uniform_length(qo_indptr: Tensor, batch: Batch) -> int | None:
+    """Tokens a row when rows own equal, consecutive shares of all tokens; pad rows may own none of theirs."""
+    if batch.num_rows == 0 or batch.num_tokens % batch.num_rows:
+        return None
+    length = batch.num_tokens // batch.num_rows
+    lens = qo_indptr[1:] - qo_indptr[:-1]
+    in_place = (lens == length) & (qo_indptr[:-1] == torch.arange(batch.num_rows) * length)
+    return length if bool((in_place | (lens == 0)).all()) else None
+
+
+def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Tensor, kv_lens: Tensor, length: int) -> HostRows:
+    # a row without queries gets its share of pad tokens, which see nothing
+    kv_lens = torch.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, torch.zeros_like(kv_lens))
+    qo_indptr = torch.arange(batch.num_rows + 1, dtype=torch.int32) * length
+    return _host_rows(request, qo_indptr, kv_lens, length)
+
+
+def _host_rows(request: BuildRequest, qo_indptr: Tensor, kv_lens: Tensor, q_len: int | None) -> HostRows:
+    size = request.page_size
+    page_indptr = torch.zeros_like(qo_indptr)
+    page_indptr[1:] = torch.cumsum((kv_lens + size - 1) // size, 0)
+    last = torch.where(kv_lens > 0, (kv_lens - 1) % size + 1, torch.zeros_like(kv_lens))
+    lens = qo_indptr[1:] - qo_indptr[:-1]
+    return HostRows(
+        qo_indptr=qo_indptr,
+        kv_lens=kv_lens,
+        page_indptr=page_indptr,
+        last_page_len=last.to(torch.int32),
+        num_tokens=int(qo_indptr[-1]),
+        num_pages=int(page_indptr[-1]),
+        max_q_len=int(lens.max()) if len(lens) else 0,
+        q_len=q_len,
+    )
