@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import replace
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,34 +19,44 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, check_batch, check_build, check_call, refusal
 from backstamp_flashinfer.routes import LayerKind, choose_route, kind_of
-from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, row_pages
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
+from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.trees import write_mask
 from backstamp_flashinfer.wrappers import Planned, WrapperPool
 
-__all__ = ["DTYPES", "FlashInferAttention", "Step", "cover_pads", "refresh_batch"]
+__all__ = ["FlashInferAttention", "Step"]
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+#: Where a layer's keys lie: in pages, in pages with values of other strides, or in no cache.
+Keys: TypeAlias = Literal["paged", "apart", "ragged"]
 
 
 class Step:
     """A planned step of one KV group.
 
     Attributes:
-        batch: the batch, whose tree is read in `forward`. form: how its pages are listed, "none" for ragged keys.
-        rows: the host half; None where no token belongs to a row. pages: the page list on the device.
+        batch: the batch, whose tree is read in `forward`. form: how its pages are listed, "none" where there are none.
+        rows: the host half of a step over pages. pages: its page list on the device.
+        ragged: the host half of the same step over ragged keys, read when a layer brings them.
         capture: buffers stay at their addresses, for a graph to record.
-        plans: by kind of layer, and whether its keys and values lie apart.
+        plans: by kind of layer and where its keys lie.
     """
 
-    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "rows")
+    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "ragged", "rows")
 
     def __init__(self) -> None:
         self.batch: Batch
         self.form: IndexForm
         self.rows: HostRows | None = None
+        self.ragged: HostRows | None = None
         self.pages: Tensor | None = None
         self.capture = False
-        self.plans: dict[tuple[LayerKind, bool], Planned] = {}
+        self.plans: dict[tuple[LayerKind, Keys], Planned] = {}
+
+    def rows_of(self, keys: Keys) -> HostRows:
+        """The host half for one place of keys."""
+        rows = self.ragged if keys == "ragged" else self.rows
+        assert rows is not None, "a step without tokens returns before it asks"
+        return rows
 
 
 class FlashInferAttention:
@@ -71,8 +82,8 @@ class FlashInferAttention:
         """
         form = check_batch(self._request, batch, capture=capture)
         if form == "none" and (batch.tree is not None or capture):
-            found = "ragged keys with a tree" if batch.tree is not None else "ragged keys in a step to capture"
-            raise refusal(self._request, "index", "a paged step", found, phase=batch.phase)
+            found = "none, and a tree" if batch.tree is not None else "none, in a step to capture"
+            raise refusal(self._request, "index", "the pages of a cache", found, phase=batch.phase)
         if state is not None and state.capture:
             return self._refresh(state, batch, form)
         # what a graph records is never handed to another step
@@ -83,9 +94,9 @@ class FlashInferAttention:
         step.batch, step.form, step.capture = batch, form, capture
         self._read(step)
         if step.rows is not None and (capture or len(self._kinds) == 1):
-            # several kinds wait for the first layer that needs them: a KV group seldom has them all
+            # several kinds wait for the first layer that needs them: a KV group seldom has them all. So do ragged keys
             for kind in self._kinds:
-                self._plan_kind(step, kind, strides_differ=False)
+                self._plan_kind(step, kind, "paged")
         return step
 
     def replan(self, state: Step) -> None:
@@ -111,51 +122,57 @@ class FlashInferAttention:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return out
-        used = 0 if state.rows is None else state.rows.num_tokens
+        keys = self._keys(state, kv, layer)
+        rows = state.ragged if keys == "ragged" else state.rows
+        used = 0 if rows is None else rows.num_tokens
         cover_pads(out, lse, used)
         if used == 0:
             return out
-        if (kv is None) is not (state.form == "none"):
-            needed = "ragged keys, as planned" if state.form == "none" else "a cache, as planned"
-            raise refusal(self._request, "kv", needed, "None" if kv is None else "a cache", phase=batch.phase)
-        planned = self._planned(state, layer, kv)
+        planned = self._planned(state, layer, keys)
         self._run(planned, state, q[:used], kv, layer, new, out[:used], None if lse is None else lse[:used])
         return out
 
     def _read(self, step: Step) -> None:
         """The host half of the step's rows, and the page list."""
         batch = step.batch
-        step.rows = step.pages = None
-        if batch.num_rows == 0 or batch.num_tokens == 0:
+        step.rows = step.ragged = step.pages = None
+        if batch.num_rows == 0 or batch.num_tokens == 0 or step.form == "none":
             return
-        if step.capture:
-            rows = read_uniform_rows(self._request, batch)
-        else:
-            rows = read_rows(self._request, batch, paged=step.form != "none")
-        if rows.num_tokens == 0:
-            return
-        step.rows = rows
-        if step.form != "none":
+        rows = read_uniform_rows(self._request, batch) if step.capture else read_rows(self._request, batch, paged=True)
+        if rows.num_tokens > 0:
+            step.rows = rows
             step.pages = row_pages(batch.index, step.form, rows, self._device)
 
-    def _planned(self, step: Step, layer: LayerSpec, kv: PagedKV | None) -> Planned:
-        """The plan a layer needs, made now in a step that met no such layer yet."""
-        assert step.rows is not None
-        kind = kind_of(layer)
+    def _keys(self, step: Step, kv: PagedKV | None, layer: LayerSpec) -> Keys:
+        """Where a layer's keys lie, held against the step that was planned."""
+        batch = step.batch
+        if kv is None:
+            if step.capture or batch.tree is not None:
+                needed = "a cache, in a step to capture or with a tree"
+                raise refusal(self._request, "kv", needed, "ragged keys", phase=batch.phase)
+            step.ragged = step.ragged or read_rows(self._request, batch, paged=False)
+            return "ragged"
+        if step.form == "none":
+            raise refusal(self._request, "index", "the pages of the cache", "none", phase=batch.phase)
+        assert kv.v is not None, "check_call refuses a cache without values"
+        refuse_odd_strides(self._request, layer, ("kv.k", kv.k), ("kv.v", kv.v))
         # only the FA3 kernels mind: they step through keys and values with one stride
-        apart = kv is not None and kv.v is not None and kv.k.stride()[:2] != kv.v.stride()[:2]
-        planned = step.plans.get((kind, apart))
-        if planned is None and apart:
-            near = step.plans.get((kind, False))
+        return "paged" if kv.k.stride()[:2] == kv.v.stride()[:2] else "apart"
+
+    def _planned(self, step: Step, layer: LayerSpec, keys: Keys) -> Planned:
+        """The plan a layer needs, made now in a step that met no such layer yet."""
+        kind = kind_of(layer)
+        planned = step.plans.get((kind, keys))
+        if planned is None and keys == "apart":
+            near = step.plans.get((kind, "paged"))
             planned = near if near is not None and near.route.backend == "fa2" else None
         if planned is None and step.capture:
             needed = "a layer the object was built for: a recorded step plans nothing more"
             raise refusal(self._request, "layer", needed, f"layer {layer.layer_id}", phase=step.batch.phase)
-        return planned or self._plan_kind(step, kind, strides_differ=apart)
+        return planned or self._plan_kind(step, kind, keys)
 
-    def _plan_kind(self, step: Step, kind: LayerKind, *, strides_differ: bool) -> Planned:
-        batch, rows = step.batch, step.rows
-        assert rows is not None, "a step without tokens returns before it asks for a plan"
+    def _plan_kind(self, step: Step, kind: LayerKind, keys: Keys) -> Planned:
+        batch, rows = step.batch, step.rows_of(keys)
         assert isinstance(batch.causal, bool), "check_batch refuses causal tensors"
         sizes: dict[str, int] = {}
         if step.capture or batch.tree is not None:
@@ -163,16 +180,16 @@ class FlashInferAttention:
         route = choose_route(
             kind,
             hopper=self._hopper,
-            ragged=step.form == "none",
+            ragged=keys == "ragged",
             tree=batch.tree is not None,
             one_token=rows.q_len == 1,
             causal=batch.causal,
             max_q_len=rows.max_q_len,
-            strides_differ=strides_differ,
+            strides_differ=keys == "apart",
             sizes=sizes,
         )
-        planned = step.plans[kind, strides_differ] = self._pool.take(route, kind)
-        self._pool.plan(planned, rows, step.pages, causal=batch.causal)
+        planned = step.plans[kind, keys] = self._pool.take(route, kind)
+        self._pool.plan(planned, rows, None if keys == "ragged" else step.pages, causal=batch.causal)
         return planned
 
     def _sizes(self, batch: Batch, rows: HostRows, capture: bool) -> dict[str, int]:
@@ -223,10 +240,11 @@ class FlashInferAttention:
         # FA2 writes rows that lie densely, and both write such an LSE
         target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         base2 = None if lse is None else torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+        q = q if even_strides(q) else q.contiguous()
         tensors: tuple[object, ...]
         if kv is None:
-            assert new is not None
-            tensors = (q, new.k, new.v)
+            assert new is not None, "check_call refuses a layer without keys"
+            tensors = (q, *(part if even_strides(part) else part.contiguous() for part in (new.k, new.v)))
         else:
             tensors = (q, (kv.k, kv.v))
         if layer.sinks is not None:
@@ -238,40 +256,7 @@ class FlashInferAttention:
             torch.mul(base2, math.log(2.0), out=lse)
 
 
-def cover_pads(out: Tensor, lse: Tensor | None, used: int) -> None:
-    """Zeros and -inf for the tokens that belong to no row."""
-    if used < out.shape[0]:
-        out[used:].zero_()
-        if lse is not None:
-            lse[used:].fill_(float("-inf"))
-
-
-def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
-    """The new batch with the recorded tree's tensors, which get the new values.
-
-    Raises:
-        UnsupportedBatch: another shape than the recorded one.
-    """
-    for field, needed, found in (
-        ("num_rows", old.num_rows, new.num_rows),
-        ("num_tokens", old.num_tokens, new.num_tokens),
-        ("causal", old.causal, new.causal),
-        ("tree", old.tree and old.tree.kind, new.tree and new.tree.kind),
-    ):
-        if needed != found:
-            raise refusal(request, field, f"{needed}, as recorded", str(found), phase=new.phase, fix="Plan a new state")
-    if new.max_kv_len > old.max_kv_len:
-        found = str(new.max_kv_len)
-        raise refusal(request, "max_kv_len", f"at most {old.max_kv_len}, as recorded", found, phase=new.phase)
-    if old.tree is None or new.tree is None:
-        return replace(new, tree=None, max_kv_len=old.max_kv_len)
-    for target, source in ((old.tree.buffer, new.tree.buffer), (old.tree.indptr, new.tree.indptr)):
-        if target is not None and source is not None and target.data_ptr() != source.data_ptr():
-            target[tuple(slice(0, size) for size in source.shape)].copy_(source)
-    return replace(new, tree=old.tree, max_kv_len=old.max_kv_len)
-
-
-def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, bool], Planned]) -> None:
+def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, Keys], Planned]) -> None:
     for planned in plans.values():
         pool.give(planned)
     plans.clear()

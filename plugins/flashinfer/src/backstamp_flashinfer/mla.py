@@ -17,8 +17,8 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
-from backstamp_flashinfer.attention import DTYPES, cover_pads, refresh_batch
-from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, row_pages
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
+from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.wrappers import WORKSPACE_BYTES
 
 __all__ = ["FlashInferMLA", "MLAStep"]
@@ -112,18 +112,25 @@ class FlashInferMLA:
             found = f"layer {layer.layer_id} with {layer.num_qo_heads} heads and scale {layer.scale}"
             raise refusal(self._request, "layer", needed, found, phase=batch.phase)
         assert kv is not None, "check_call refuses a call without a cache"
+        q = q if even_strides(q) else q.contiguous()
+        if q_rope is not None and not even_strides(q_rope):
+            q_rope = q_rope.contiguous()
         query = (q[:used, :, :LATENT], q[:used, :, LATENT:] if q_rope is None else q_rope[:used])
+        refuse_odd_strides(self._request, layer, ("kv.k", kv.k))
         cache = kv.k[:, :, 0]
+        target = out if even_strides(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
         # planned with an LSE for every layer, because one plan serves calls with and without
         natural = torch.empty(used, layer.num_qo_heads, dtype=torch.float32, device=q.device)
         wrapper.run(
             query=query,
             kv_cache=(cache[..., :LATENT], cache[..., LATENT:]),
-            out=out[:used],
+            out=target[:used],
             lse=natural,
             return_lse=True,
             return_lse_base_on_e=True,
         )
+        if target is not out:
+            out[:used].copy_(target[:used])
         if lse is not None:
             lse[:used].copy_(natural)
         return out

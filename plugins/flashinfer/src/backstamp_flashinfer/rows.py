@@ -6,7 +6,7 @@ Never reads a device value: the page list is gathered with sizes that the host k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from backstamp.attention import Batch, KVIndex
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, refusal
 
-__all__ = ["HostRows", "read_rows", "read_uniform_rows", "row_pages"]
+__all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "row_pages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,31 @@ def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.dev
     assert index.table is not None, "the form was checked"
     assert index.row_ids is not None, "the form was checked"
     return index.table[index.row_ids[row].long(), at].to(torch.int32)
+
+
+def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
+    """The new batch with the recorded tree's tensors, which get the new values.
+
+    Raises:
+        UnsupportedBatch: another shape than the recorded one.
+    """
+    for field, needed, found in (
+        ("num_rows", old.num_rows, new.num_rows),
+        ("num_tokens", old.num_tokens, new.num_tokens),
+        ("causal", old.causal, new.causal),
+        ("tree", old.tree and old.tree.kind, new.tree and new.tree.kind),
+    ):
+        if needed != found:
+            raise refusal(request, field, f"{needed}, as recorded", str(found), phase=new.phase, fix="Plan a new state")
+    if new.max_kv_len > old.max_kv_len:
+        found = str(new.max_kv_len)
+        raise refusal(request, "max_kv_len", f"at most {old.max_kv_len}, as recorded", found, phase=new.phase)
+    if old.tree is None or new.tree is None:
+        return replace(new, tree=None, max_kv_len=old.max_kv_len)
+    for target, source in ((old.tree.buffer, new.tree.buffer), (old.tree.indptr, new.tree.indptr)):
+        if target is not None and source is not None and target.data_ptr() != source.data_ptr():
+            target[tuple(slice(0, size) for size in source.shape)].copy_(source)
+    return replace(new, tree=old.tree, max_kv_len=old.max_kv_len)
 
 
 def _mirrors(batch: Batch) -> tuple[Tensor, Tensor]:

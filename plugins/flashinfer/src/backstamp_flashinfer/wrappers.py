@@ -26,8 +26,8 @@ __all__ = ["Fence", "Planned", "WrapperPool"]
 WORKSPACE_BYTES = 128 << 20
 #: The largest query tile of FA2, in packed (token, head) rows. Source: utils.cuh:FA2DetermineCtaTileQ
 QUERY_TILE = 128
-#: Idle wrappers kept of one route; each holds 8 MiB of device and 8 MiB of pinned memory. Source: prefill.py (__init__)
-IDLE_WRAPPERS = 4
+#: Idle wrappers kept, of all routes; each holds 8 MiB of device and 8 MiB of pinned memory. Source: prefill.py (__init__)
+IDLE_WRAPPERS = 16
 
 
 class Fence:
@@ -49,7 +49,7 @@ class Fence:
             self._event.synchronize()
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Planned:
     """One wrapper and what it is planned for.
 
@@ -67,13 +67,13 @@ class Planned:
 
 
 class WrapperPool:
-    """Idle wrappers by route. One workspace for all: what it holds lives for one launch, and a stream runs in order."""
+    """Idle wrappers. One workspace for all: what it holds lives for one launch, and a stream runs in order."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, page_size: int) -> None:
         self._device, self._dtype, self._page_size = device, dtype, page_size
         # zeros, as the library asks of a first use
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._idle: dict[Route, deque[tuple[object, Fence, MaskBuffers | None]]] = {}
+        self._idle: deque[Planned] = deque()
 
     def reserve(self, kind: LayerKind, rows: int, tokens: int) -> None:
         """Make room for the shares of a step with fixed sizes, which are reserved for its worst split."""
@@ -86,10 +86,10 @@ class WrapperPool:
 
     def take(self, route: Route, kind: LayerKind) -> Planned:
         """A wrapper for a route: the one that has been idle longest, or a new one."""
-        idle = self._idle.get(route)
-        if idle:
-            wrapper, fence, mask = idle.popleft()
-            return Planned(route=route, kind=kind, wrapper=wrapper, fence=fence, mask=mask)
+        for idle in self._idle:
+            if idle.route == route:
+                self._idle.remove(idle)
+                return Planned(route=route, kind=kind, wrapper=idle.wrapper, fence=idle.fence, mask=idle.mask)
         mask = None
         if route.entry == "tree":
             mask = make_mask_buffers(route.rows, route.q_len, route.kv_len, self._device)
@@ -102,11 +102,10 @@ class WrapperPool:
 
     def give(self, planned: Planned) -> None:
         """Take a wrapper back; of more than a few idle ones the oldest goes."""
-        idle = self._idle.setdefault(planned.route, deque())
-        idle.append((planned.wrapper, planned.fence, planned.mask))
-        if len(idle) > IDLE_WRAPPERS:
+        self._idle.append(planned)
+        if len(self._idle) > IDLE_WRAPPERS:
             # its pinned memory may be reused once it is gone
-            idle.popleft()[1].wait()
+            self._idle.popleft().fence.wait()
 
     def plan(self, planned: Planned, rows: HostRows, pages: Tensor | None, *, causal: bool) -> None:
         """Plan one wrapper for a step: host work and copies to the device, no sync with what runs there.
