@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch

@@ -26,7 +26,7 @@ __all__ = ["Fence", "Planned", "WrapperPool"]
 WORKSPACE_BYTES = 128 << 20
 #: The largest query tile of FA2, in packed (token, head) rows. Source: utils.cuh:FA2DetermineCtaTileQ
 QUERY_TILE = 128
-#: Idle wrappers kept, of all routes; each holds 8 MiB of device and 8 MiB of pinned memory. Source: prefill.py (__init__)
+#: Idle wrappers kept; each holds 8 MiB of device and 8 MiB of pinned memory. Source: prefill.py (__init__)
 IDLE_WRAPPERS = 16
 
 
