@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -126,7 +127,9 @@ def plan_paged(
     self.total, self.options = total, {"page_size": page_size, "causal": False, **options}
 
 
-def plan_decode(self: Any, indptr: Tensor, indices: Tensor, last_page_len: Tensor, head_dim: int, **options: Any) -> None:
+def plan_decode(
+    self: Any, indptr: Tensor, indices: Tensor, last_page_len: Tensor, head_dim: int, **options: Any
+) -> None:
     """One token a row."""
     qo_indptr = torch.arange(len(last_page_len) + 1, dtype=torch.int32)
     plan_paged(self, qo_indptr, indptr, indices, last_page_len, head_dim_qk=head_dim, **options)
@@ -192,7 +195,7 @@ def run_ragged(self: Any, q: Tensor, k: Tensor, v: Tensor, **given: Any):
     """Attend over keys and values that lie one row after another."""
     assert q.shape == (self.total, self.options["num_qo_heads"], self.options["head_dim_qk"])
     bounds = self.indptr.tolist()
-    rows = [(k[start:stop], v[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    rows = [(k[start:stop], v[start:stop]) for start, stop in pairwise(bounds)]
     assert len(k) >= bounds[-1]
     return _attend_rows(self, q, rows, None, **given)
 
@@ -285,7 +288,7 @@ def plan_mla(self: Any, metadata: dict[str, Tensor], **options: Any) -> None:
     if self.graph:
         for name, target in self.buffers.items():
             source = metadata[name]
-            assert target.shape == source.shape or name == "kv_indices" and len(target) >= len(source)
+            assert target.shape == source.shape or (name == "kv_indices" and len(target) >= len(source))
             target[: len(source)].copy_(source)
     self.metadata = self.buffers if self.graph else metadata
     pages = metadata["kv_indices"][: int(kv[-1])]
@@ -304,7 +307,8 @@ def run_mla(
 ) -> tuple[Tensor, Tensor]:
     """Attend over latent rows; LSE in the base asked for."""
     options, metadata = self.options, self.metadata
-    assert options["lse_mode"] == ("basee" if return_lse_base_on_e else "base2") and return_lse
+    assert return_lse
+    assert options["lse_mode"] == ("basee" if return_lse_base_on_e else "base2")
     assert options["query_layout"] == options["kv_cache_layout"] == "split"
     widths = (options["head_dim_ckv"], options["head_dim_kpe"])
     qo, kv, lens = (metadata[name].tolist() for name in ("qo_indptr", "kv_indptr", "kv_len_arr"))

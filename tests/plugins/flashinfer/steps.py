@@ -31,7 +31,9 @@ ONE = ((1, 1), (1, 17), (1, 64), (1, 150))
 BOUND = 2e-3
 
 
-def draw(rows: tuple[tuple[int, int], ...], layer: LayerSpec = LAYER, *, tree: str | None = None, **options: Any) -> MadeStep:
+def draw(
+    rows: tuple[tuple[int, int], ...], layer: LayerSpec = LAYER, *, tree: str | None = None, **options: Any
+) -> MadeStep:
     """A step in fp16, its tree drawn over the same rows."""
     q_lens, kv_lens = zip(*rows, strict=True)
     made = None if tree is None else make_tree(q_lens, kv_lens, tree)  # type: ignore[arg-type]
@@ -77,7 +79,7 @@ def forward(
     state: Any = None,
     *,
     lse: bool = False,
-    kv: PagedKV | None | str = "cache",
+    kv: PagedKV | str | None = "cache",
     new: RaggedKV | None = None,
     q_rope: Tensor | None = None,
     out: Tensor | None = None,

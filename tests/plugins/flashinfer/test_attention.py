@@ -71,7 +71,9 @@ def test_non_causal_rows_see_every_key(library: FakeLibrary) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qlen", "full", "packed"])
-@pytest.mark.parametrize("rows", [CHAIN, ((3, 3), (0, 9), (7, 40), (1, 1), (0, 0), (6, 130))], ids=["uniform", "ragged"])
+@pytest.mark.parametrize(
+    "rows", [CHAIN, ((3, 3), (0, 9), (7, 40), (1, 1), (0, 0), (6, 130))], ids=["uniform", "ragged"]
+)
 @pytest.mark.parametrize("layer", [LAYER, WINDOWED, replace(LAYER, window_left=1)], ids=["plain", "window", "window-1"])
 def test_a_tree_is_the_librarys_custom_mask(
     library: FakeLibrary, layer: object, rows: tuple[tuple[int, int], ...], kind: str
