@@ -17,8 +17,8 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, check_batch, check_build, check_call, refusal
-from backstamp_flashinfer.routes import LayerKind, choose_route, kind_of
-from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
+from backstamp_flashinfer.routes import FA2_QUERY_TOKENS, LayerKind, choose_route, kind_of
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages, single_row
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.trees import write_mask
 from backstamp_flashinfer.wrappers import Planned, WrapperPool
@@ -67,6 +67,8 @@ class FlashInferAttention:
         self._device = torch.device(request.device)
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
         self._kinds = tuple(dict.fromkeys(kind_of(layer) for layer in request.layers))
+        if hopper and "prefill" in request.phases:
+            self._load_long()
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Size the workspace for the largest step to record; a step's own buffers are made when it is planned."""
@@ -130,6 +132,27 @@ class FlashInferAttention:
         planned = self._planned(state, layer, keys)
         self._run(planned, state, q[:used], kv, layer, new, out[:used], None if lse is None else lse[:used])
         return out
+
+    def _load_long(self) -> None:
+        """Compile and load what long prompts run, which the short steps of `backstamp warm` never reach."""
+        rows = single_row(self._request, FA2_QUERY_TOKENS + 1)
+        pages = torch.zeros(rows.num_pages, dtype=torch.int32, device=self._device)
+        for kind in self._kinds:
+            route = choose_route(
+                kind,
+                hopper=True,
+                ragged=False,
+                tree=False,
+                one_token=False,
+                causal=True,
+                max_q_len=rows.max_q_len,
+                strides_differ=False,
+                sizes={},
+            )
+            if route.backend == "fa3":
+                planned = self._pool.take(route, kind)
+                self._pool.plan(planned, rows, pages, causal=True)
+                self._pool.give(planned)
 
     def _read(self, step: Step) -> None:
         """The host half of the step's rows, and the page list."""

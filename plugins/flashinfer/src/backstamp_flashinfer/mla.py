@@ -19,7 +19,7 @@ from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
-from backstamp_flashinfer.wrappers import WORKSPACE_BYTES
+from backstamp_flashinfer.wrappers import WORKSPACE_BYTES, Fence
 
 __all__ = ["FlashInferMLA", "MLAStep"]
 
@@ -48,6 +48,7 @@ class FlashInferMLA:
         self._device = torch.device(request.device)
         self._dtype = DTYPES[request.dtype]
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._fence = Fence(self._device)
         self._kinds = tuple(dict.fromkeys((layer.num_qo_heads, layer.scale) for layer in request.layers))
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
@@ -72,11 +73,14 @@ class FlashInferMLA:
             state.batch, state.rows, state.capture = batch, rows, capture
             state.wrappers.clear()
         if rows is not None:
+            # the library gives up pinned memory with a plan, and the next may be given it while a copy still runs
+            self._fence.wait()
             pages = row_pages(batch.index, form, rows, self._device)
             for kind in self._kinds:
                 if kind not in state.wrappers:
                     state.wrappers[kind] = self._wrapper(batch, capture)
                 self._plan_wrapper(state.wrappers[kind], kind, batch, rows, pages)
+            self._fence.mark()
         return state
 
     def replan(self, state: MLAStep) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from backstamp.attention import LayerSpec
 
-__all__ = ["FA3_HEAD_DIMS", "LayerKind", "Route", "choose_route", "kind_of", "window_of"]
+__all__ = ["FA2_QUERY_TOKENS", "FA3_HEAD_DIMS", "LayerKind", "Route", "choose_route", "kind_of", "window_of"]
 
 #: Source: flashinfer 0.7.4 utils.py:is_fa3_prefill_head_dim_supported
 FA3_HEAD_DIMS = frozenset({64, 128, 256})

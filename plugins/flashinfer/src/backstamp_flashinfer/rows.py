@@ -15,7 +15,7 @@ from backstamp.attention import Batch, KVIndex
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, refusal
 
-__all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "row_pages"]
+__all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "row_pages", "single_row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,13 @@ def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.dev
     assert index.table is not None, "the form was checked"
     assert index.row_ids is not None, "the form was checked"
     return index.table[index.row_ids[row].long(), at].to(torch.int32)
+
+
+def single_row(request: BuildRequest, tokens: int) -> HostRows:
+    """A step of one prompt and nothing before it."""
+    return _host_rows(
+        request, torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32), None
+    )
 
 
 def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:

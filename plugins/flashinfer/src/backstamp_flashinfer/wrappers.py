@@ -20,7 +20,7 @@ from backstamp_flashinfer.routes import LayerKind, Route, window_of
 from backstamp_flashinfer.rows import HostRows
 from backstamp_flashinfer.trees import MaskBuffers, make_mask_buffers
 
-__all__ = ["Fence", "Planned", "WrapperPool"]
+__all__ = ["WORKSPACE_BYTES", "Fence", "Planned", "WrapperPool"]
 
 #: The library's own recommendation. Source: flashinfer 0.7.4 prefill.py, decode.py (float_workspace_buffer)
 WORKSPACE_BYTES = 128 << 20
