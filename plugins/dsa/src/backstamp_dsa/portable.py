@@ -1,0 +1,175 @@
+"""Launching the portable sparse attention on this chip: the calls around `attend.py`.
+
+In: queries, cache rows and slots. Out: the answer in the caller's `out` and `lse`. It reads shapes and host sizes; it
+holds a workspace for shares, never a batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from backstamp.attention import LayerSpec, PagedKV
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import refusal
+from backstamp_dsa.attend import attend_slots, merge_shares
+from backstamp_dsa.configs import INTERPRETER, SparseConfig, attend_config, share_count
+from backstamp_dsa.queries import flat_rows
+from backstamp_dsa.slots import Slots
+from backstamp_dsa.steps import SparseStep
+
+__all__ = ["LOG2_E", "PortableRows", "PortableSparse", "chip_of", "merge_two"]
+
+LOG2_E = 1.4426950408889634
+#: Multiprocessors assumed in the interpreter, where there are none: few, so that small tests split too.
+INTERPRETER_PROCESSORS = 4
+
+
+def chip_of(request: BuildRequest) -> tuple[str, int]:
+    """The launch table's name of the request's device, and its multiprocessors.
+
+    Raises:
+        UnsupportedBatch: a device Triton has no code for, outside its interpreter.
+    """
+    device = torch.device(request.device)
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        arch = facts.gcnArchName.split(":")[0] if torch.version.hip else f"{facts.major}.{facts.minor}"
+        return arch, facts.multi_processor_count
+    if isinstance(attend_slots, triton.runtime.JITFunction):
+        fix = "Set TRITON_INTERPRET=1 before triton is imported to run on a CPU"
+        raise refusal(request, "device", "a CUDA or ROCm GPU, or Triton's interpreter", str(device), fix=fix)
+    return INTERPRETER, INTERPRETER_PROCESSORS
+
+
+class PortableSparse:
+    """Sparse attention by our own kernels; calls of one object may follow one another on one stream."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        self._arch, self._processors = chip_of(request)
+        # a call is split only where its programs do not fill the chip once, so twice the chip holds every share
+        most = 2 * self._processors * max(config.block_h for config in self._configs(request))
+        latent = max((layer.v_head_dim for layer in request.layers), default=512)
+        self._shares = torch.empty(most * latent, dtype=torch.float32, device=request.device)
+        self._share_lse = torch.empty(most, dtype=torch.float32, device=request.device)
+
+    def attend(
+        self,
+        q: Tensor,
+        q_rope: Tensor | None,
+        rows: Tensor,
+        chosen: Slots,
+        layer: LayerSpec,
+        out: Tensor,
+        lse: Tensor | None,
+        *,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Attend `q [T, Hq, Dk]` over `rows [N, 1, Dk]` at `chosen`."""
+        tokens, heads = out.shape[:2]
+        latent = layer.v_head_dim
+        config = attend_config(self._arch, q.element_size(), heads)
+        blocks = -(-heads // config.block_h)
+        width = chosen.slots.shape[1]
+        splits = share_count(tokens * blocks, self._processors, -(-width // config.block_n))
+        shares, share_lse = (self._shares, self._share_lse) if splits > 1 else (None, None)
+        rope_strides = (0, 0) if q_rope is None else (q_rope.stride(0), q_rope.stride(1))
+        lse_strides = (0, 0) if lse is None else lse.stride()
+        attend_slots[(tokens, blocks, splits)](
+            q,
+            q_rope,
+            rows,
+            chosen.slots,
+            chosen.ends,
+            chosen.seen,
+            out,
+            lse,
+            shares,
+            share_lse,
+            sinks,
+            width,
+            q.stride(0),
+            q.stride(1),
+            *rope_strides,
+            rows.stride(0),
+            out.stride(0),
+            out.stride(1),
+            *lse_strides,
+            layer.scale * LOG2_E,
+            HEADS=heads,
+            D0=latent,
+            D1=layer.head_dim - latent,
+            SPLIT=splits > 1,
+            BLOCK_H=config.block_h,
+            BLOCK_N=config.block_n,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        if splits > 1:
+            count = tokens * heads * splits
+            part = self._shares[: count * latent].view(tokens, heads, splits, latent)
+            part_lse = self._share_lse[:count].view(tokens, heads, splits)
+            _merge(part, part_lse, out, lse, sinks, base_2=True)
+
+    def _configs(self, request: BuildRequest) -> list[SparseConfig]:
+        """The launch shapes of a request's layers; those of any head count where it names none."""
+        heads = [layer.num_qo_heads for layer in request.layers] or [16, 128]
+        return [attend_config(self._arch, 2 if request.dtype != "fp32" else 4, count) for count in heads]
+
+
+class PortableRows:
+    """Our own kernels over a plain cache."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        self._sparse = PortableSparse(request)
+        self._request = request
+
+    def slots_per_page(self, kv: PagedKV) -> int:
+        """Rows between two pages."""
+        return flat_rows(self._request, "kv.k", kv.k)[1]
+
+    def attend(
+        self,
+        q: Tensor,
+        q_rope: Tensor | None,
+        kv: PagedKV,
+        chosen: Slots,
+        layer: LayerSpec,
+        step: SparseStep,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        """See `SparseKernel`."""
+        rows, _ = flat_rows(self._request, "kv.k", kv.k)
+        self._sparse.attend(q, q_rope, rows, chosen, layer, out, lse)
+
+
+def merge_two(
+    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, *, base_2: bool = False
+) -> None:
+    """Merge `part [2, T, Hq, Dv]` by `part_lse [2, T, Hq]` into `out`; the sink joins once."""
+    _merge(part.permute(1, 2, 0, 3), part_lse.permute(1, 2, 0), out, lse, sinks, base_2=base_2)
+
+
+def _merge(
+    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, *, base_2: bool
+) -> None:
+    tokens, heads, shares, latent = part.shape
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    merge_shares[(tokens, heads)](
+        part,
+        part_lse,
+        out,
+        lse,
+        sinks,
+        shares,
+        *part.stride()[:3],
+        *part_lse.stride(),
+        out.stride(0),
+        out.stride(1),
+        *lse_strides,
+        BASE_2=base_2,
+        D=latent,
+        num_warps=4,
+    )

@@ -1,0 +1,83 @@
+"""The tensors around a FlashMLA call: queries in the head counts it is built for, caches as flat rows, answers back.
+
+In: the contract's `q`, `q_rope`, `kv.k`, `out` and `lse`. Out: what the library takes, and its answer in the caller's
+own tensors. Nothing here reads a value, and no answer of a token that saw nothing is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import refusal
+
+__all__ = ["LIBRARY_HEADS", "chunks_of", "flat_rows", "library_heads", "store_answer", "whole_query"]
+
+#: Query heads of the library's sparse kernels. Source: sgl-flash-mla 1.0.0, flash_mla_interface.py, the arguments of
+#: `flash_mla_with_kvcache` and `flash_mla_sparse_fwd`.
+LIBRARY_HEADS = (64, 128)
+#: Tokens times heads of one launch: its f32 shares, 2 KiB a token and head, stay at 256 MiB.
+TOKEN_HEADS_PER_LAUNCH = 128 * 1024
+
+
+def library_heads(request: BuildRequest, num_qo_heads: int) -> int:
+    """The head count a layer's queries are padded to.
+
+    Raises:
+        UnsupportedBatch: more heads than any of the library's kernels has.
+    """
+    for heads in LIBRARY_HEADS:
+        if num_qo_heads <= heads:
+            return heads
+    raise refusal(request, "num_qo_heads", f"at most {LIBRARY_HEADS[-1]}", str(num_qo_heads))
+
+
+def whole_query(q: Tensor, q_rope: Tensor | None, heads: int) -> Tensor:
+    """`q` and its rotary part as one contiguous `[T, heads, Dk]`, zeros in the heads that are padding."""
+    parts = (q,) if q_rope is None else (q, q_rope)
+    if len(parts) == 1 and q.shape[1] == heads:
+        return q.contiguous()
+    width = sum(part.shape[-1] for part in parts)
+    whole = q.new_zeros(q.shape[0], heads, width)
+    at = 0
+    for part in parts:
+        whole[:, : q.shape[1], at : at + part.shape[-1]] = part
+        at += part.shape[-1]
+    return whole
+
+
+def flat_rows(request: BuildRequest, field: str, cache: Tensor) -> tuple[Tensor, int]:
+    """A cache `[P, page_size, 1, D]` as rows `[N, 1, D]`, and how many rows lie between the starts of two pages.
+
+    Raises:
+        UnsupportedBatch: tokens or pages whose distance is no whole number of rows.
+    """
+    pages, page_size = cache.shape[:2]
+    row = cache.stride(1)
+    between = cache.stride(0) if pages > 1 else page_size * row
+    if cache.stride(-1) != 1 or row < cache.shape[-1] or between % row:
+        found = f"strides {list(cache.stride())}"
+        raise refusal(request, field, "pages a whole number of token rows apart, a last stride of 1", found)
+    ratio = between // row
+    rows = (max(pages, 1) - 1) * ratio + page_size
+    return cache.as_strided((rows, 1, cache.shape[-1]), (row, row, 1)), ratio
+
+
+def chunks_of(num_tokens: int, heads: int) -> Iterator[slice]:
+    """Runs of tokens of one launch each."""
+    step = max(1, TOKEN_HEADS_PER_LAUNCH // heads)
+    for start in range(0, num_tokens, step):
+        yield slice(start, min(start + step, num_tokens))
+
+
+def store_answer(
+    found: Tensor, found_lse: Tensor | None, seen: Tensor, zero: Tensor, out: Tensor, lse: Tensor | None
+) -> None:
+    """Take over `[T, H, Dv]` and `[T, H]` of the real heads; zeros and -inf for tokens that saw nothing."""
+    heads = out.shape[1]
+    torch.where(seen[:, None, None], found[:, :heads], zero, out=out)
+    if lse is not None and found_lse is not None:
+        lse.copy_(found_lse[:, :heads].masked_fill(~seen[:, None], float("-inf")))
