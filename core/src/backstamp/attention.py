@@ -128,8 +128,10 @@ class Batch:
 class PagedKV:
     """One layer's cache: views `[P, page_size, Hk, D]` with any strides but `stride(-1) == 1`.
 
-    `v` None means the values lie inside `k` (MLA: `k[..., :v_head_dim]`). `layout` "rows" is this plain form; any
-    packed form is a layout id of its own, and only an offer that declares that id may read it.
+    `v` None means the values lie inside `k` (MLA: `k[..., :v_head_dim]`). In layers of family csa both hold keys and
+    values in one: `k` the plain entries, `v` the compressed ones, `[P, page_size / rate, Hk, D]`, or None. `layout`
+    "rows" is this plain form; any packed form is a layout id of its own, and only an offer that declares that id may
+    read it.
     """
 
     k: Tensor

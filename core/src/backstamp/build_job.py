@@ -162,7 +162,10 @@ class BuildJob:
             graph=graph,
             settings=wanted,
             sub_settings={
-                name: key for name, key in self.plan.sub_settings if name.startswith(f"{self.group.kernel}_")
+                # a setting of a kernel's insides has its name in it
+                name: value
+                for name, value in self.plan.sub_settings
+                if f"_{self.group.kernel}_" in f"_{name}"
             },
         )
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["check_call"]
 
 #: Families whose values lie inside their keys.
-_LATENT: Final = frozenset({"mla", "sparse_mla", "csa"})
-#: Families whose queries read a selection of keys.
-_SPARSE: Final = frozenset({"sparse_mla", "csa"})
+_LATENT: Final = frozenset({"mla", "sparse_mla"})
+#: The family whose `kv.v` is a second cache, of compressed entries, in the layers that have one.
+_COMPRESSED: Final = "csa"
+#: Families none of whose layers ever reads every key: some compressed layers do.
+_SPARSE: Final = frozenset({"sparse_mla"})
 
 
 def check_call(
@@ -121,12 +123,14 @@ def _cache_faults(request: BuildRequest, kv: PagedKV, layer: LayerSpec) -> Itera
         # what the bytes of a packed form mean is its kernel's own business
         return
     stored = request.dtype if request.kv_dtype == "same" else request.kv_dtype
-    if (kv.v is None) is not (request.family in _LATENT):
+    if request.family != _COMPRESSED and (kv.v is None) is not (request.family in _LATENT):
         yield "kv.v", "None" if kv.v is not None else "a tensor", "a tensor" if kv.v is not None else "None"
     for field, tensor, dim in (("kv.k", kv.k, layer.head_dim), ("kv.v", kv.v, layer.v_head_dim)):
         if tensor is None:
             continue
-        wanted = (request.page_size, layer.num_kv_heads, dim)
+        # a page of compressed entries holds fewer than it has tokens: how many, their kernel checks
+        entries = tensor.shape[1] if tensor is kv.v and request.family == _COMPRESSED else request.page_size
+        wanted = (entries, layer.num_kv_heads, dim)
         if tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted or tensor.stride(-1) != 1:
             found = f"{list(tensor.shape)} with a last stride of {tensor.stride(-1)}"
             yield field, f"[P, {', '.join(map(str, wanted))}] with a last stride of 1", found

@@ -167,6 +167,8 @@ class Offer:
         mask_format: how a mask reaches the kernel; must be declared.
         build_settings: features compiled in at build time, which `Built.settings` must report back.
         fill_value: `kv_len` a padded row must carry.
+        sub_settings: values it knows of the requests for its insides, {"dsa_decode_backend": {"triton"}}; a row that
+            names none leaves them to its factory.
     """
 
     kernel: str
@@ -210,6 +212,7 @@ class Offer:
     mask_format: Literal["none", "2d", "4d_bool", "internal_causal"] | None = None
     build_settings: frozenset[str] = frozenset()
     fill_value: int = 0
+    sub_settings: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def all_phases(self) -> frozenset[Phase]:

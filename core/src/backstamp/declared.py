@@ -182,6 +182,6 @@ def _value_from_json(name: str, value: object) -> object:
         return tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if name == "by_phase" and isinstance(value, dict):
         return {phase: tuple(kernels) if isinstance(kernels, list) else kernels for phase, kernels in value.items()}
-    if name == "phase_inputs" and isinstance(value, dict):
-        return {phase: frozenset(inputs) if isinstance(inputs, list) else inputs for phase, inputs in value.items()}
+    if name in ("phase_inputs", "sub_settings") and isinstance(value, dict):
+        return {key: frozenset(words) if isinstance(words, list) else words for key, words in value.items()}
     return value

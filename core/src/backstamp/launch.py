@@ -57,6 +57,7 @@ class Requests:
     linear_attn_verify_backend: str | None = None
     dsa_prefill_backend: str | None = None
     dsa_decode_backend: str | None = None
+    seed_dsa_topk_from_draft_extend: bool | None = None
     speculative_algorithm: str | None = None
     speculative_attention_mode: str | None = None
     speculative_num_steps: int | None = None
@@ -74,7 +75,7 @@ class Requests:
     def __post_init__(self) -> None:
         for name in (*_KEYS, "speculative_algorithm", "kv_cache_dtype"):
             check_word(FLAGS[name], getattr(self, name))
-        for name in ("deterministic", "training"):
+        for name in ("seed_dsa_topk_from_draft_extend", "deterministic", "training"):
             check_flag(FLAGS[name], getattr(self, name))
         for name in ("speculative_topk", "page_size", "tp_size", "dcp_size"):
             check_number(FLAGS[name], getattr(self, name), 1)
@@ -82,12 +83,9 @@ class Requests:
         # -1 is the field's word for chunked prefill switched off
         check_number(FLAGS["chunked_prefill_size"], self.chunked_prefill_size, -1)
         if self.speculative_attention_mode not in (None, "prefill", "decode"):
-            raise BadInput(
-                FLAGS["speculative_attention_mode"],
-                needed="prefill or decode",
-                found=repr(self.speculative_attention_mode),
-                fix="To choose the verify kernel itself, use --verify-attention-backend",
-            )
+            flag, found = FLAGS["speculative_attention_mode"], repr(self.speculative_attention_mode)
+            fix = "To choose the verify kernel itself, use --verify-attention-backend"
+            raise BadInput(flag, needed="prefill or decode", found=found, fix=fix)
         for component, key in named(FLAGS["component_backends"], self.component_backends):
             check_word(_component_flag(component), key, optional=False)
         for feature, on in named(FLAGS["features"], self.features):
@@ -126,6 +124,7 @@ class Launch:
 
     policy: Policy = field(default_factory=Policy)
     keys: Mapping[str, Request] = field(default_factory=dict)
+    seed_dsa_topk_from_draft_extend: bool = False
     components: Mapping[str, Request] = field(default_factory=dict)
     features: Mapping[str, tuple[bool, Source]] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -246,6 +245,7 @@ def make_launch(
     return Launch(
         policy=policy if policy is not None else Policy(),
         keys=keys,
+        seed_dsa_topk_from_draft_extend=plain.get("seed_dsa_topk_from_draft_extend") is True,
         components=components,
         features=features,
         settings=dict(settings or {}),

@@ -20,7 +20,7 @@ from backstamp.errors import BadInput, ConflictingRequest, StrictViolation
 from backstamp.facts import Facts, gather
 from backstamp.feature_gates import gate_features
 from backstamp.host import HostFacts
-from backstamp.launch import Launch
+from backstamp.launch import FLAGS, Launch
 from backstamp.linear_slot import resolve_linear
 from backstamp.losses import GRAPHED, losses_of
 from backstamp.measurements import Measurements
@@ -35,6 +35,8 @@ from backstamp.text import plain
 
 __all__ = ["decide", "resolve", "resolve_on"]
 
+#: The request for seeded drafts, by its field of `Requests`.
+_SEED = "seed_dsa_topk_from_draft_extend"
 _NOT_RUN = {phase: not_run(phase) for phase in PHASES}
 
 
@@ -169,15 +171,50 @@ def _check_sparse_parent(facts: Facts) -> None:
 
 
 def _sub_settings(work: PhaseWork) -> tuple[tuple[str, str], ...]:
-    """What was asked of the sparse kernel's insides, where this runner runs it."""
-    keys = work.facts.launch.keys
-    asked = sorted((name, request.value) for name, request in keys.items() if name.startswith("dsa_"))
+    """What was asked of the sparse kernel's insides, where this runner runs it; the seed is a draft's alone."""
+    launch = work.facts.launch
+    asked = sorted((name, request.value) for name, request in launch.keys.items() if name.startswith("dsa_"))
+    if launch.seed_dsa_topk_from_draft_extend and work.facts.role == "draft":
+        asked.append((_SEED, "true"))
     runs = asked and any(group.kernel == SPARSE_KEY for plan in work.plans.values() for group in plan.groups)
     return tuple(asked) if runs else ()
 
 
+def _check_seed(work: PhaseWork) -> None:
+    """A seed for drafts that nobody takes is an error: no draft, another kernel, or more branches than one."""
+    launch = work.facts.launch
+    if not launch.seed_dsa_topk_from_draft_extend:
+        return
+    kernels = sorted({str(plan.kernel) for plan in work.plans.values()})
+    found = ""
+    if not launch.speculative:
+        found = "a launch without speculation"
+    elif launch.speculative_topk > 1:
+        # choosing among branches reorders rows under the seed (SGLang 0.5.23, eagle_worker_v2.py:305)
+        found = f"{launch.speculative_topk} branches a step"
+    elif work.facts.role == "draft" and kernels != [SPARSE_KEY]:
+        found = f"a draft served by {', '.join(kernels)}"
+    if found:
+        flag = FLAGS[_SEED]
+        needed = f"a draft of one branch a step, served by {SPARSE_KEY}"
+        raise ConflictingRequest(flag, needed=needed, found=found, fix=f"Leave {flag} out")
+
+
+def _check_values(work: PhaseWork) -> None:
+    """A value of a sub-setting that the chosen row does not know is an error that lists those it does."""
+    for part in work.parts():
+        offer = part.row.offer
+        for name, known in sorted(offer.sub_settings.items()):
+            request = work.facts.launch.keys.get(name)
+            if request is not None and request.value not in known:
+                who = f"{request.setting}, of kernel {offer.kernel!r} (plugin {part.row.plugin.name})"
+                raise BadInput(who, needed=f"one of {', '.join(sorted(known))}", found=plain(repr(request.value)))
+
+
 def _check_sub_settings(work: PhaseWork) -> None:
     """Sub-settings of a parent that is not in force are an error, never ignored; they speak of the target alone."""
+    _check_seed(work)
+    _check_values(work)
     launch, model = work.facts.launch, work.facts.model
     if not launch.keys or work.facts.role == "draft":
         return

@@ -141,6 +141,7 @@ def _unknown_words(offer: Offer) -> list[str]:
         ("graph_under", frozenset(offer.graph_under.values()), frozenset(GRAPH_LEVELS)),
         ("build_settings", offer.build_settings, FEATURES),
         ("phase_inputs", frozenset(offer.phase_inputs), frozenset(PHASES)),
+        ("sub_settings", frozenset(offer.sub_settings), BACKEND_REQUESTS),
     )
     faults = [
         f"{name} has unknown {sorted(words - allowed)}; known: {sorted(allowed)}"

@@ -61,6 +61,12 @@ class Flags:
         None
     )
     dsa_decode_backend: Annotated[str | None, _key("--dsa-decode-backend", "Kernel inside dsa, decode.", _SUB)] = None
+    seed_dsa_topk_from_draft_extend: Annotated[
+        bool | None,
+        typer.Option(
+            "--seed-dsa-topk-from-draft-extend", help="Drafts of dsa take draft extend's keys.", rich_help_panel=_SUB
+        ),
+    ] = None
     speculative_algorithm: Annotated[
         str | None, typer.Option(help="Any name switches speculation on.", rich_help_panel=_SPEC, metavar="NAME")
     ] = None

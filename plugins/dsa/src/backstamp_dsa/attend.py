@@ -143,7 +143,7 @@ def merge_shares(
     peak = float("-inf")
     weight = 0.0
     acc = tl.zeros([D], tl.float32)
-    for share in range(0, num_shares):
+    for share in range(num_shares):
         lse2 = tl.load(part_lse + share * part_lse_stride_s) * factor
         some = (lse2 > float("-inf")) & (lse2 < float("inf"))
         lse2 = tl.where(some, lse2, float("-inf"))

@@ -103,14 +103,10 @@ class CompressedAttention:
             entries_per_page=self._request.page_size,
             slots_per_page=self._kernel.slots_per_page("kv.k", kv.k),
         )
-        self._kernel.attend(
-            q, kv, near, self._far(batch, state, kv, indices, rate), sinks_of(layer), layer, state, out
-        )
+        self._kernel.attend(q, kv, near, self._far(batch, state, kv, indices, rate), sinks_of(layer), layer, state, out)
         return out
 
-    def _far(
-        self, batch: Batch, state: SparseStep, kv: PagedKV, indices: Tensor | None, rate: int
-    ) -> Slots | None:
+    def _far(self, batch: Batch, state: SparseStep, kv: PagedKV, indices: Tensor | None, rate: int) -> Slots | None:
         """Slots of compressed entries, None in a layer without."""
         if kv.v is None:
             return None

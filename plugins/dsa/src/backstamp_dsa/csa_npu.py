@@ -1,7 +1,7 @@
 """DeepSeek V4 attention through the Ascend operators, which walk page tables themselves.
 
-In: a `BuildRequest`, then batches, queries and caches as `csa.py` has them. Out: attention in `out`. The calls are bound
-from a caller, not from the library: SGLang 0.5.23, python/sglang/srt/hardware_backend/npu/attention/
+In: a `BuildRequest`, then batches, queries and caches as `csa.py` has them. Out: attention in `out`. The calls are
+bound from a caller, not from the library: SGLang 0.5.23, python/sglang/srt/hardware_backend/npu/attention/
 ascend_dsv4_backend.py:54-55 (operators), :1972-2026 (metadata), :2105-2134 and :2177-2214 (attention). Not yet run on
 hardware.
 """

@@ -130,9 +130,7 @@ class DsaAttention:
         batch = state.batch
         if indices is None:
             indices = state.seed
-        check_call(
-            self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices
-        )
+        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if indices is None or kv is None:
             missing = "indices" if kv is not None else "kv"
             raise refusal(self._request, missing, "a tensor: this kernel attends over chosen keys of a cache", "None")

@@ -19,6 +19,9 @@ FLASH_MLA = "sgl-flash-mla>=1.0"
 LIBRARY = (FLASH_MLA, "torch>=2.11", "triton>=3.6")
 # what the portable kernels were compiled and run with: the interpreter and ahead-of-time tests
 TRITON = ("triton>=3.6", "torch>=2.11")
+# what an operator may ask of dsa's insides, in the values of SGLang 0.5.23 (arg_groups/fields/exec_.py:299,341) that
+# something here implements; `flashmla_auto` is whichever of the library's two calls reads the cache
+INSIDES = ("dsa_prefill_backend", "dsa_decode_backend")
 
 FLASHMLA = Offer(
     kernel="flashmla",
@@ -67,6 +70,7 @@ DSA_ROWS = Offer(
     plan="device",
     priority=75,
     requires=LIBRARY,
+    sub_settings=dict.fromkeys(INSIDES, frozenset({"flashmla_sparse", "flashmla_auto", "triton"})),
 )
 
 # `flash_mla_with_kvcache` with indices over the packed cache, in every phase
@@ -78,6 +82,7 @@ DSA_PACKED = replace(
     layouts=("fp8_ds_mla",),
     # the format is defined for pages of 64 tokens (SGLang 0.5.23, dsa_backend.py:3340)
     page_sizes=PageSizes(preferred=64, exact=(64,)),
+    sub_settings=dict.fromkeys(INSIDES, frozenset({"flashmla_kv", "flashmla_auto"})),
 )
 
 # our own kernels: every arch Triton compiles for
@@ -90,6 +95,7 @@ DSA_TRITON = replace(
     dtypes=frozenset({"bf16", "fp16", "fp32"}),
     priority=40,
     requires=TRITON,
+    sub_settings=dict.fromkeys(INSIDES, frozenset({"triton"})),
 )
 # compiled ahead of time for both, run on neither
 DSA_TRITON_ROCM = replace(DSA_TRITON, device="rocm", archs=("gfx942", "gfx950"), forward_archs="no")
@@ -108,6 +114,7 @@ DSV4_CUDA = replace(
     features=frozenset({"window", "sinks", "indices", "topk"}),
     # flash_mla_interface.py: attn_sink is torch.float32
     sink_dtypes=frozenset({"fp32"}),
+    sub_settings={},
 )
 DSV4_CUDA_PACKED = replace(
     DSV4_CUDA,

@@ -11,19 +11,13 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from backstamp.declarations import Phase
-from backstamp.errors import ConflictingRequest
+from backstamp.errors import BadInput, ConflictingRequest
 from backstamp.factories import BuildRequest
 
-__all__ = ["KNOWN", "SEED", "Implementation", "Inside", "read_inside"]
+__all__ = ["SEED", "Implementation", "Inside", "read_inside"]
 
 Implementation = Literal["library", "triton"]
 SEED: Final = "seed_dsa_topk_from_draft_extend"
-#: SGLang 0.5.23's names (arg_groups/fields/exec_.py:299,341) that something here implements, by cache layout.
-#: `flashmla_auto` is whichever of the library's two calls reads the cache.
-KNOWN: Final[Mapping[str, Mapping[str, Implementation]]] = {
-    "rows": {"flashmla_sparse": "library", "flashmla_auto": "library", "triton": "triton"},
-    "fp8_ds_mla": {"flashmla_kv": "library", "flashmla_auto": "library"},
-}
 #: Which half a phase asks. Source: SGLang 0.5.23, dsa_backend.py:1130-1138: verify and draft extend follow decode.
 _HALF: Final[Mapping[Phase, str]] = {
     "prefill": "dsa_prefill_backend",
@@ -43,33 +37,32 @@ class Inside:
 
 
 def read_inside(request: BuildRequest, default: Implementation) -> Inside:
-    """Read the sub-settings of one object; unset phases take `default`, the only one where no library serves.
+    """Read the sub-settings of one object; unset phases take `default`.
 
     Raises:
-        ConflictingRequest: a name or a value this kernel does not know, or a seed where there are branches.
+        BadInput: a name or a value the row does not know.
+        ConflictingRequest: a seed where there are branches.
     """
-    known = dict(KNOWN[request.layout]) if default == "library" else {"triton": "triton"}
+    known = request.offer.sub_settings
     for name, value in request.sub_settings.items():
         if name == SEED:
             _check_seed(request, value)
-        elif name not in _HALF.values():
-            needed = ", ".join(sorted({*_HALF.values(), SEED}))
-            raise ConflictingRequest("dsa", needed=f"sub-settings among {needed}", found=repr(name))
-        elif value not in known:
+        elif name not in known:
+            raise BadInput("dsa", needed=f"sub-settings among {', '.join(sorted({*known, SEED}))}", found=repr(name))
+        elif value not in known[name]:
             flag = "--" + name.replace("_", "-")
-            needed = f"one of {', '.join(sorted(known))} for a cache of layout {request.layout}"
-            raise ConflictingRequest(f"dsa, {flag}", needed=needed, found=repr(value), fix=f"Leave {flag} out")
+            raise BadInput(f"dsa, {flag}", needed=f"one of {', '.join(sorted(known[name]))}", found=repr(value))
     by_phase: dict[Phase, Implementation] = {}
     for phase in request.phases:
         asked = request.sub_settings.get(_HALF[phase])
-        by_phase[phase] = known[asked] if asked is not None else default  # type: ignore[assignment]
+        by_phase[phase] = default if asked is None else "triton" if asked == "triton" else "library"
     return Inside(by_phase, request.sub_settings.get(SEED) == "true")
 
 
 def _check_seed(request: BuildRequest, value: str) -> None:
     flag = "--" + SEED.replace("_", "-")
     if value not in ("true", "false"):
-        raise ConflictingRequest(f"dsa, {flag}", needed="true or false", found=repr(value))
+        raise BadInput(f"dsa, {flag}", needed="true or false", found=repr(value))
     if value == "true" and request.topk > 1:
         # Source: SGLang 0.5.23, eagle_worker_v2.py:305-309: choosing among branches reorders rows under the seed
         raise ConflictingRequest(

@@ -1,8 +1,8 @@
 """The device step between a selection and a kernel: request-local positions → slots of the cache, in one launch.
 
 In: `indices [T, K]` i32 in request space (position of a token of the same request, -1 none), or a rule (the window,
-every compressed entry), and the step's row tensors. Out: `Slots`. No value is read by the host. It never forms a slot of a page that the row does not own, nor one a
-causal token must not see: the libraries behind it check no bounds.
+every compressed entry), and the step's row tensors. Out: `Slots`. No value is read by the host. It never forms a slot
+of a page that the row does not own, nor one a causal token must not see: the libraries behind it check no bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from backstamp.attention import Batch
 from backstamp.step_checks import IndexForm
 
-__all__ = ["INDEX_SPACE", "SLOT_MULTIPLE", "Slots", "find_slots", "page_ids_of", "padded"]
+__all__ = ["INDEX_SPACE", "SLOT_MULTIPLE", "Slots", "find_slots", "padded", "page_ids_of"]
 
 #: What an index of a selection counts: tokens (or compressed entries) of its own request, from 0.
 INDEX_SPACE: Final = "request"
