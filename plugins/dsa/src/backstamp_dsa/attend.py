@@ -145,11 +145,12 @@ def merge_shares(
     acc = tl.zeros([D], tl.float32)
     for share in range(num_shares):
         lse2 = tl.load(part_lse + share * part_lse_stride_s) * factor
-        some = (lse2 > float("-inf")) & (lse2 < float("inf"))
+        # neither -inf nor NaN
+        some = tl.abs(lse2) < float("inf")
         lse2 = tl.where(some, lse2, float("-inf"))
         new_peak = tl.maximum(peak, lse2)
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        value = tl.load(part + share * part_stride_s + d, mask=(d >= 0) & some, other=0.0).to(tl.float32)
+        value = tl.load(part + share * part_stride_s + d, mask=d < tl.where(some, D, 0), other=0.0).to(tl.float32)
         decay = tl.exp2(peak - shift)
         grows = tl.exp2(lse2 - shift)
         acc = acc * decay + value * grows

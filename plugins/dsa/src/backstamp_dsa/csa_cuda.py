@@ -118,7 +118,9 @@ class LibraryPackedV4:
         query = whole_query(q, None, heads)
         sink = padded_sinks(sinks, heads)
         for run in chunks_of(query.shape[0], heads):
-            shape = (run.stop - run.start, heads, near.slots.shape[1], 0 if far is None else far.slots.shape[1])
+            # a schedule holds the library to everything it was made for, the size of the other cache's pages too
+            entries, choices = (0, 0) if far is None or kv.v is None else (kv.v.shape[1], far.slots.shape[1])
+            shape = (run.stop - run.start, heads, near.slots.shape[1], choices, entries)
             if shape not in step.schedules:
                 step.schedules[shape] = flash_mla.get_mla_metadata()[0]
             found, _ = flash_mla.flash_mla_with_kvcache(

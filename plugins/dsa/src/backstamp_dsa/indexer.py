@@ -176,7 +176,7 @@ def index_logits(
         ids += tl.load(page_rows + row, mask=real, other=0).to(tl.int64) * page_ids_stride
     else:
         ids += tl.load(page_rows + row, mask=real, other=0).to(tl.int64)
-    live = (n < limit) & real
+    live = n < tl.where(real, limit, 0)
     page = tl.load(ids + n // page_size, mask=live, other=0).to(tl.int64)
     rows = rows_ptr + (page * slots_per_page + n % page_size) * rows_stride
     h = tl.arange(0, HEADS)

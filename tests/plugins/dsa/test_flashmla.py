@@ -1,0 +1,163 @@
+"""Kernel `flashmla`: dense latent attention in launches of one query length, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backstamp.errors import UnsupportedBatch
+from backstamp.testing.batches import make_tree
+from backstamp.testing.reference import reference_attention
+from backstamp.testing.requests import request_for
+from backstamp_dsa import dense_steps
+from backstamp_dsa.backend import build_flashmla
+from backstamp_dsa.plugin import FLASHMLA
+from tests.plugins.dsa.cases import check, dsa_layer, latent_step, nan_out
+from tests.plugins.dsa.flash_mla import DECODING_METADATA, WITH_CACHE, install
+
+RAGGED = ((5, 5), (1, 200), (0, 0), (5, 150), (0, 9), (70, 70))
+DECODE = ((1, 1), (1, 200), (1, 64), (1, 65))
+CASES = {
+    "prefill": {"rows": RAGGED, "pad_tokens": 2},
+    "prefill-non-causal": {"rows": RAGGED, "causal": False},
+    "prefill-fp16": {"rows": RAGGED, "dtype": torch.float16},
+    "decode": {"rows": DECODE, "phase": "decode"},
+    "decode-empty-rows": {"rows": ((1, 30), (0, 0), (1, 3), (0, 7)), "phase": "decode", "pad_tokens": 1},
+    "decode-no-host-lens": {"rows": ((1, 30), (0, 0), (1, 70)), "phase": "decode", "host_lens": False},
+    "verify": {"rows": ((4, 4), (4, 140)), "phase": "verify", "host_lens": False},
+    "draft-extend": {"rows": ((2, 30), (1, 1), (4, 100)), "phase": "draft_extend"},
+    "draft-extend-no-host-lens": {"rows": ((2, 30), (1, 1), (0, 3), (4, 100)), "phase": "draft_extend",
+                                  "host_lens": False, "pad_tokens": 3},
+    "draft-decode": {"rows": DECODE, "phase": "draft_decode"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """The stand-in, and our modules imported over it."""
+    monkeypatch.delitem(__import__("sys").modules, "backstamp_dsa.flashmla", raising=False)
+    return install(monkeypatch)
+
+
+def drawn(rows, heads=8, dtype=torch.bfloat16, **changes):
+    """A step of pages of 64."""
+    return latent_step(rows, dsa_layer(heads), dtype=dtype, page_size=64, **changes)
+
+
+def built(step, **changes):
+    """The object for a step's layer."""
+    dtype = "bf16" if step.q.dtype is torch.bfloat16 else "fp16"
+    return build_flashmla(request_for(FLASHMLA, (step.layer,), dtype=dtype, **changes)).backend
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention_agrees_with_float64(library, case):
+    """Ragged, empty and padded steps; pages past a row's end are -1 or hold NaN."""
+    step = drawn(**CASES[case])
+    backend, out = built(step), nan_out(step)
+    lse = torch.full(out.shape[:2], float("nan"))
+    state = backend.plan(step.batch)
+    for _ in range(2):
+        assert backend.forward(step.q, step.kv, step.layer, state, out=out, lse=lse) is out
+    check(step, out, *_truths(step, lse))
+
+
+def _truths(step, lse):
+    truth, true_lse = reference_attention(step.q, step.kv, step.layer, step.batch)
+    return truth, lse, true_lse
+
+
+def test_a_query_may_come_with_its_rotary_part_apart(library):
+    """The library takes one tensor."""
+    step = drawn(DECODE, phase="decode")
+    backend, out = built(step), nan_out(step)
+    latent, rope = step.q[..., :512].contiguous(), step.q[..., 512:].contiguous()
+    backend.forward(latent, step.kv, step.layer, backend.plan(step.batch), out=out, q_rope=rope)
+    check(step, out, reference_attention(step.q, step.kv, step.layer, step.batch)[0])
+
+
+def test_rows_of_one_length_are_one_launch_without_copies_of_the_queries(library):
+    """A decode step is one call over the caller's own queries."""
+    step = drawn(DECODE, phase="decode")
+    batch = replace(step.batch, num_decode_rows=4, num_decode_tokens=4, decode_q_len=1)
+    backend = built(step)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(batch), out=nan_out(step))
+    (call,) = library.called(WITH_CACHE)
+    assert call["q"].shape == (4, 1, 8, 576) and call["q"].data_ptr() == step.q.data_ptr()
+
+
+def test_a_long_prefill_is_cut_into_launches(library, monkeypatch):
+    """The library keeps f32 shares of every token of a launch."""
+    monkeypatch.setattr(dense_steps, "TOKEN_HEADS_PER_LAUNCH", 8 * 16)
+    step = drawn(((40, 70), (9, 9), (9, 100)))
+    backend, out = built(step), nan_out(step)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out)
+    check(step, out, reference_attention(step.q, step.kv, step.layer, step.batch)[0])
+    assert all(call["q"].shape[0] * call["q"].shape[1] <= 16 for call in library.called(WITH_CACHE))
+
+
+def test_a_state_planned_again_gets_schedules_of_its_own_lengths(library):
+    """The library takes a stale schedule in silence; the stand-in does not."""
+    first, second = drawn(DECODE, phase="decode"), drawn(((1, 9), (1, 20), (1, 128), (1, 3)), phase="decode", seed=5)
+    backend = built(first)
+    state = backend.plan(first.batch)
+    backend.forward(first.q, first.kv, first.layer, state, out=nan_out(first))
+    table = torch.full_like(first.batch.index.page_table, -1)
+    table[:, : second.batch.index.page_table.shape[1]] = second.batch.index.page_table
+    again = replace(second.batch, index=replace(second.batch.index, page_table=table))
+    # rows of one length, planned without a split: the state of an eager decode loop
+    with pytest.raises(UnsupportedBatch, match="state"):
+        backend.plan(again, state=state)
+    state = backend.plan(first.batch, capture=True)
+    out = nan_out(first)
+    backend.forward(first.q, first.kv, first.layer, state, out=out)
+    check(first, out, reference_attention(first.q, first.kv, first.layer, first.batch)[0])
+    schedule = library.called(WITH_CACHE)[-1]["tile_scheduler_metadata"]
+    address = schedule.tile_scheduler_metadata.data_ptr()
+    backend.plan(again, state=state)
+    out = nan_out(second)
+    backend.forward(second.q, second.kv, second.layer, state, out=out)
+    check(second, out, reference_attention(second.q, second.kv, second.layer, second.batch)[0])
+    last = library.called(WITH_CACHE)[-1]["tile_scheduler_metadata"]
+    assert last is schedule and last.tile_scheduler_metadata.data_ptr() == address
+    assert len(library.called(DECODING_METADATA)) == 2
+
+
+def test_head_counts_a_captured_step_was_not_made_for_are_refused(library):
+    """A schedule cannot be made inside a graph."""
+    step = drawn(DECODE, phase="decode")
+    backend = built(step)
+    state = backend.plan(step.batch, capture=True)
+    wide = drawn(DECODE, heads=16, phase="decode")
+    with pytest.raises(UnsupportedBatch, match="num_qo_heads"):
+        backend.forward(wide.q, wide.kv, wide.layer, state)
+
+
+@pytest.mark.parametrize("rows", [(), ((0, 0),), ((0, 9), (0, 0))])
+def test_a_step_without_tokens_calls_nothing(library, rows):
+    """The library refuses a batch of none."""
+    step = drawn(rows)
+    backend = built(step)
+    assert backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch)).shape == (0, 8, 512)
+    assert not library.called(WITH_CACHE)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("tree", lambda step: {"tree": make_tree([4, 4], [4, 140], "qlen")}),
+        ("host_lens", lambda step: {"qo_indptr_host": None}),
+        ("kv_starts", lambda step: {"kv_starts": torch.zeros(2, dtype=torch.int32)}),
+        ("causal", lambda step: {"causal": torch.ones(2, dtype=torch.int32)}),
+        ("index", lambda step: {"index": replace(step.batch.index, page_table=None)}),
+        ("page_size", lambda step: {"index": replace(step.batch.index, page_size=16)}),
+    ],
+)
+def test_a_step_it_does_not_declare_is_refused(library, field, change):
+    """Before any launch, by name."""
+    step = drawn(((4, 4), (4, 140)))
+    backend = built(step)
+    with pytest.raises(UnsupportedBatch, match=field):
+        backend.plan(replace(step.batch, **change(step)))
