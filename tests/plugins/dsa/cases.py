@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["BOUNDS", "DSA", "RAGGED", "chosen_keys", "check", "dsa_layer", "latent_step", "nan_out"]
+__all__ = ["BOUNDS", "DSA", "RAGGED", "check", "chosen_keys", "dsa_layer", "latent_step", "nan_out"]
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -22,7 +22,7 @@ from backstamp.attention import LayerSpec
 from backstamp.testing.batches import MadeStep, make_batch
 from backstamp.testing.reference import relative_error
 
-#: bf16 is what libraries are asked in; our own kernels are run in fp16 and fp32 (the interpreter multiplies bf16 wrongly).
+#: Libraries are asked in bf16; our own kernels are run in fp16 and fp32: the interpreter multiplies bf16 wrongly.
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 #: Rows with and without a prefix, one without a query, one without a key, one longer than any list of choices.
 RAGGED = ((5, 5), (1, 20), (0, 0), (3, 150), (0, 9))

@@ -53,7 +53,10 @@ def decoding_metadata(
     seqlens_k, num_q_tokens_per_head_k, h_k, h_q=None, is_fp8_kvcache=False, topk=None, use_legacy=False
 ):
     """A schedule hoisted out of the call: here the lengths it is for."""
-    assert use_legacy and not is_fp8_kvcache and topk is None and h_k == 1
+    assert use_legacy
+    assert not is_fp8_kvcache
+    assert topk is None
+    assert h_k == 1
     assert num_q_tokens_per_head_k > 0
     return seqlens_k.clone(), torch.full((seqlens_k.shape[0] + 1,), num_q_tokens_per_head_k, dtype=torch.int32)
 
@@ -61,12 +64,19 @@ def decoding_metadata(
 def sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, use_legacy=False):
     """`csrc/api/sparse_prefill.cpp`: q [s, h, d], kv [n, 1, d], indices [s, 1, topk] i32."""
     tokens, heads, width = q.shape
-    assert q.dtype is kv.dtype is torch.bfloat16 and indices.dtype is torch.int32
-    assert heads in (64, 128) and d_v == 512 and q.stride(-1) == kv.stride(-1) == indices.stride(-1) == 1
+    assert q.dtype is kv.dtype is torch.bfloat16
+    assert indices.dtype is torch.int32
+    assert heads in (64, 128)
+    assert d_v == 512
+    assert q.stride(-1) == kv.stride(-1) == indices.stride(-1) == 1
     assert width == 512 or (width == 576 and use_legacy), "the current kernels take head dim 512 alone"
-    assert kv.shape[1:] == (1, width) and indices.shape[:2] == (tokens, 1) and indices.shape[2] % 128 == 0
+    assert kv.shape[1:] == (1, width)
+    assert indices.shape[:2] == (tokens, 1)
+    assert indices.shape[2] % 128 == 0
     check_sink(attn_sink, heads)
-    assert topk_length.shape == (tokens,) and topk_length.dtype is torch.int32 and int(topk_length.min()) >= 1
+    assert topk_length.shape == (tokens,)
+    assert topk_length.dtype is torch.int32
+    assert int(topk_length.min()) >= 1
     out = torch.full((tokens, heads, d_v), float("nan"), dtype=q.dtype)
     lse = torch.full((tokens, heads), float("nan"))
     for token in range(tokens):
@@ -83,13 +93,21 @@ def with_kvcache(
     use_legacy=False,
 ):  # fmt: skip
     """`csrc/api/dense_decode.cpp` without indices, `csrc/api/sparse_decode.cpp` with: q [b, s, h, d]."""
-    assert use_legacy and softmax_scale is not None and num_splits is None and head_dim_v == 512
+    assert use_legacy
+    assert softmax_scale is not None
+    assert num_splits is None
+    assert head_dim_v == 512
     assert isinstance(tile_scheduler_metadata, Schedule)
     if indices is None:
-        assert not is_fp8_kvcache and extra_k_cache is None
+        assert not is_fp8_kvcache
+        assert extra_k_cache is None
         return dense(q, k_cache, block_table, cache_seqlens, tile_scheduler_metadata, softmax_scale, causal)
     batch, one, heads, width = q.shape
-    assert is_fp8_kvcache and not causal and one == 1 and heads in (64, 128) and q.dtype is torch.bfloat16
+    assert is_fp8_kvcache
+    assert not causal
+    assert one == 1
+    assert heads in (64, 128)
+    assert q.dtype is torch.bfloat16
     assert q.stride(-1) == 1
     check_sink(attn_sink, heads)
     config = {"b": batch, "h": heads, "page": k_cache.shape[1], "topk": indices.shape[-1]}
@@ -110,7 +128,9 @@ def with_kvcache(
 
 def packed_keys(cache: Tensor, slots: Tensor, layout: str) -> Tensor:
     """Rows of a packed cache by slot, page by page; only -1 is nothing."""
-    assert slots.dtype is torch.int32 and slots.stride(-1) == 1 and cache.dtype is torch.uint8
+    assert slots.dtype is torch.int32
+    assert slots.stride(-1) == 1
+    assert cache.dtype is torch.uint8
     page_size = cache.shape[1]
     assert cache.stride(1) == cache.shape[-1], "the whole block must be contiguous"
     slots = slots[slots != -1].long()
@@ -121,10 +141,17 @@ def packed_keys(cache: Tensor, slots: Tensor, layout: str) -> Tensor:
 def dense(q, k_cache, block_table, cache_seqlens, schedule, scale, causal):
     """Dense decode: rows of one query length, causal from a row's end; every table entry it may prefetch is a page."""
     batch, q_len, heads, width = q.shape
-    assert q.dtype is k_cache.dtype and q.dtype in (torch.bfloat16, torch.float16) and width in (576, 512) and batch > 0
-    assert k_cache.shape[1:] == (64, 1, width) and k_cache.stride(-1) == q.stride(-1) == 1
-    assert block_table.dtype is cache_seqlens.dtype is torch.int32 and block_table.shape[0] == batch
-    assert cache_seqlens.shape == (batch,) and cache_seqlens.is_contiguous() and int(cache_seqlens.min()) >= 1
+    assert q.dtype is k_cache.dtype
+    assert q.dtype in (torch.bfloat16, torch.float16)
+    assert width in (576, 512)
+    assert batch > 0
+    assert k_cache.shape[1:] == (64, 1, width)
+    assert k_cache.stride(-1) == q.stride(-1) == 1
+    assert block_table.dtype is cache_seqlens.dtype is torch.int32
+    assert block_table.shape[0] == batch
+    assert cache_seqlens.shape == (batch,)
+    assert cache_seqlens.is_contiguous()
+    assert int(cache_seqlens.min()) >= 1
     assert bool(((block_table >= 0) & (block_table < k_cache.shape[0])).all()), "no bounds are checked"
     if schedule.tile_scheduler_metadata is None:
         schedule.tile_scheduler_metadata, schedule.num_splits = decoding_metadata(

@@ -85,7 +85,8 @@ def test_rows_of_one_length_are_one_launch_without_copies_of_the_queries(library
     backend = built(step)
     backend.forward(step.q, step.kv, step.layer, backend.plan(batch), out=nan_out(step))
     (call,) = library.called(WITH_CACHE)
-    assert call["q"].shape == (4, 1, 8, 576) and call["q"].data_ptr() == step.q.data_ptr()
+    assert call["q"].shape == (4, 1, 8, 576)
+    assert call["q"].data_ptr() == step.q.data_ptr()
 
 
 def test_a_long_prefill_is_cut_into_launches(library, monkeypatch):
@@ -121,7 +122,8 @@ def test_a_state_planned_again_gets_schedules_of_its_own_lengths(library):
     backend.forward(second.q, second.kv, second.layer, state, out=out)
     check(second, out, reference_attention(second.q, second.kv, second.layer, second.batch)[0])
     last = library.called(WITH_CACHE)[-1]["tile_scheduler_metadata"]
-    assert last is schedule and last.tile_scheduler_metadata.data_ptr() == address
+    assert last is schedule
+    assert last.tile_scheduler_metadata.data_ptr() == address
     assert len(library.called(DECODING_METADATA)) == 2
 
 

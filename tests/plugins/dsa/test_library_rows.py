@@ -68,7 +68,8 @@ def test_rows_agree_with_the_reference(library, case):
     check(step, out, truth, lse, true_lse)
     (call,) = library.called(SPARSE)
     assert call["q"].shape[1] == (64 if step.layer.num_qo_heads <= 64 else 128)
-    assert call["use_legacy"] is True and call["sm_scale"] == step.layer.scale
+    assert call["use_legacy"] is True
+    assert call["sm_scale"] == step.layer.scale
 
 
 @pytest.mark.parametrize("case", ["decode", "prefill", "verify"])
@@ -83,7 +84,9 @@ def test_a_packed_cache_agrees_with_what_its_bytes_mean(library, case):
     truth, true_lse = reference_sparse(step.q, read, step.layer, step.batch, indices)
     check(step, out, truth, lse, true_lse)
     (call,) = library.called(WITH_CACHE)
-    assert call["is_fp8_kvcache"] is True and call["block_table"] is None and call["cache_seqlens"] is None
+    assert call["is_fp8_kvcache"] is True
+    assert call["block_table"] is None
+    assert call["cache_seqlens"] is None
 
 
 def test_a_long_packed_step_is_cut_into_launches(library, monkeypatch):

@@ -97,7 +97,8 @@ def test_a_planned_state_takes_other_values_at_its_own_addresses():
     grown[:, : second.batch.index.page_table.shape[1]] = second.batch.index.page_table[:, : grown.shape[1]]
     again = replace(second.batch, index=replace(second.batch.index, page_table=grown))
     assert backend.plan(again, state=state) is state
-    assert state.batch.kv_lens is tensors[0] and state.batch.index.page_table is tensors[1]
+    assert state.batch.kv_lens is tensors[0]
+    assert state.batch.index.page_table is tensors[1]
     out = nan_out(second)
     backend.forward(second.q, second.kv, DSA, state, out=out, indices=indices)
     check(second, out, reference_sparse(second.q, second.kv, DSA, second.batch, indices)[0])
