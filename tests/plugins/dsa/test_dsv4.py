@@ -83,18 +83,18 @@ def pa_decode_sparse(
     return out
 
 
-def drawn(rows, rate, topk=None, sinks=False, heads=16, window=127, **changes):
+def drawn(rows, rate, topk=None, sinks=False, heads=16, window=127, page=PAGE, **changes):
     """A step over both caches, and choices of compressed entries where a layer has an indexer."""
     sink = torch.randn(heads, generator=torch.Generator().manual_seed(3)) if sinks else None
     layer = dsa_layer(heads, head_dim=512, v_head_dim=512, window_left=window, sinks=sink)
-    step = latent_step(rows, layer, dtype=torch.bfloat16, page_size=PAGE, **changes)
+    step = latent_step(rows, layer, dtype=torch.bfloat16, page_size=page, **changes)
     if rate is None:
         return step, None
-    entries = torch.full((step.kv.k.shape[0], PAGE // rate, 1, 512), float("nan"), dtype=torch.bfloat16)
+    entries = torch.full((step.kv.k.shape[0], page // rate, 1, 512), float("nan"), dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(4)
     for pages, kv_len in zip(step.pages, step.batch.kv_lens.tolist(), strict=True):
         for at in range(kv_len // rate):
-            entries[pages[at * rate // PAGE], at % (PAGE // rate), 0] = torch.randn(512, generator=generator)
+            entries[pages[at * rate // page], at % (page // rate), 0] = torch.randn(512, generator=generator)
     step = replace(step, kv=replace(step.kv, v=entries))
     return step, None if topk is None else chosen_keys(step, topk)
 

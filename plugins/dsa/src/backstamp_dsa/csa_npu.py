@@ -18,6 +18,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_call, refusal
 from backstamp_dsa.csa import compress_rate, sinks_of
+from backstamp_dsa.queries import store_answer
 from backstamp_dsa.slots import INDEX_SPACE
 
 __all__ = ["AscendStep", "AscendV4"]
@@ -28,9 +29,13 @@ _WINDOW_MASK, _CAUSAL_MASK = 4, 3
 
 @dataclass(slots=True)
 class AscendStep:
-    """A planned step, and the operators' own metadata by what a layer is made of."""
+    """A planned step, and the operators' own metadata by what a layer is made of.
+
+    `seen [T]` bool: tokens of a row that has keys. What the operators leave in the others is not known.
+    """
 
     batch: Batch
+    seen: Tensor
     metadata: dict[tuple[int, ...], object] = field(default_factory=dict)
 
 
@@ -40,6 +45,7 @@ class AscendV4:
     def __init__(self, request: BuildRequest) -> None:
         self.index_space = INDEX_SPACE
         self._request = request
+        self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Nothing: the row declares no graph."""
@@ -47,7 +53,12 @@ class AscendV4:
     def plan(self, batch: Batch, *, state: AscendStep | None = None, capture: bool = False) -> AscendStep:
         """Check the batch. Raises an `UnsupportedBatch` for what the row does not declare."""
         check_batch(self._request, batch, capture=capture)
-        return AscendStep(batch)
+        stops = batch.qo_indptr[1 : batch.num_rows + 1]
+        at = torch.arange(batch.num_tokens, dtype=stops.dtype, device=stops.device)
+        # the row of a token: how many rows end at or before it
+        row = torch.searchsorted(stops, at, right=True)
+        lens = torch.cat([batch.kv_lens[: batch.num_rows], batch.kv_lens.new_zeros(1)])
+        return AscendStep(batch, lens[row] > 0)
 
     def replan(self, state: AscendStep) -> None:
         """Nothing: the row declares no graph."""
@@ -102,7 +113,7 @@ class AscendV4:
             cmp_ratio=rate,
             **far,
         )
-        out.copy_(found)
+        store_answer(found, None, state.seen, self._zero, out, None)
         return out
 
     def _metadata(

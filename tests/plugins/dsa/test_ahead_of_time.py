@@ -1,0 +1,72 @@
+"""Every kernel compiles for every kind of chip, in the launch shape the launcher would use there; no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from backstamp_dsa.configs import SHARED_BYTES
+from tests.plugins.dsa import ahead
+from tests.plugins.dsa.ahead import Job
+
+ARCHS = ("8.0", "9.0", "10.0", "12.0", "gfx942", "gfx950")
+DTYPES = ("bf16", "fp16", "fp32")
+FORMS = ("page_table", "csr", "indirect")
+SOURCES = ("given", "window", "all")
+
+
+def _jobs() -> list[Job]:
+    jobs = []
+    for at, arch in enumerate(ARCHS):
+        jobs += [Job(arch, "attend", dtype, heads=(128, 16, 8)[d]) for d, dtype in enumerate(DTYPES)]
+        jobs += [
+            Job(arch, "split", DTYPES[at % 3], heads=(16, 128)[at % 2]),
+            Job(arch, ("merge", "parts")[at % 2]),
+            Job(arch, "slots", index=FORMS[at % 3], source=SOURCES[(at + at // 3) % 3]),
+            Job(arch, "logits", DTYPES[(at + 1) % 3], index=FORMS[(at + 1) % 3]),
+        ]
+    return jobs
+
+
+JOBS = _jobs()
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict[str, dict]:
+    """The answers of one child process by job; Triton would keep this process's interpreter setting."""
+    cache = tmp_path_factory.mktemp("triton-cache")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
+    child = subprocess.run(
+        [sys.executable, str(Path(ahead.__file__))],
+        input=json.dumps([asdict(job) for job in JOBS]),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    return dict(zip(map(str, JOBS), map(json.loads, child.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_the_kernel_compiles_and_fits_its_chip(job, compiled):
+    """Machine code for the chip is there, and its shared memory is within what one program may use."""
+    answer = compiled[str(job)]
+    assert answer["code"].get("hsaco" if job.arch.startswith("gfx") else "cubin", 0) > 0
+    assert answer["shared_bytes"] <= SHARED_BYTES[job.arch]
+
+
+def test_the_jobs_cover_every_setting():
+    """Each chip meets each dtype and kernel, and each index form and source of choices is compiled."""
+    assert {(job.arch, job.dtype) for job in JOBS if job.kernel == "attend"} == {(a, d) for a in ARCHS for d in DTYPES}
+    assert {job.arch for job in JOBS} == {job.arch for job in JOBS if job.kernel == "slots"} == set(ARCHS)
+    assert {(job.index, job.source) for job in JOBS if job.kernel == "slots"} >= {("page_table", "given")}
+    assert {job.source for job in JOBS if job.kernel == "slots"} == set(SOURCES)
+    assert {job.index for job in JOBS if job.kernel == "logits"} == set(FORMS)
