@@ -167,7 +167,7 @@ def test_every_literal_is_held_to_its_words(table: str, name: str) -> None:
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is frozenset:
         odd: object = frozenset({"zzz"})
-    elif name in ("by_phase", "phase_inputs"):
+    elif name in ("by_phase", "phase_inputs", "sub_settings"):
         odd = {"zzz": ("k",) if name == "by_phase" else frozenset({"host_lens"})}
     else:
         odd = {"spec": "zzz"} if name == "graph_under" else "zzz"
@@ -226,6 +226,7 @@ def test_json_form_is_the_same_declarations() -> None:
         graph="any",
         graph_under={"spec+dcp": "never"},
         phase_inputs={"decode": frozenset({"host_lens"})},
+        sub_settings={"dsa_decode_backend": frozenset({"triton"})},
         sink_dtypes=frozenset({"bf16"}),
         kv_dtype_names={"fp8_e4m3": "e4m3fn"},
         draft_phases=frozenset(),

@@ -77,6 +77,7 @@ def test_embedder_is_heard_where_the_operator_is_silent() -> None:
         ("speculative_attention_mode", 1),
         ("deterministic", "yes"),
         ("deterministic", 1),
+        ("seed_dsa_topk_from_draft_extend", "true"),
         ("training", "no"),
         ("training", 0),
     ],

@@ -41,6 +41,7 @@ ABLE = replace(
 HOST = replace(PLAIN, inputs=frozenset({"host_lens"}))
 LATENT = replace(PLAIN, family="mla", head_dims=((32, 16),))
 SPARSE = replace(LATENT, family="sparse_mla")
+COMPRESSED = replace(PLAIN, family="csa", features=frozenset({"window", "indices"}))
 STEP = make_batch([2, 3], [9, 30])
 SINKS = torch.zeros(4)
 
@@ -181,6 +182,10 @@ LSE = torch.empty(5, 4)
 INDICES = torch.zeros(5, 8, dtype=torch.int32)
 MLA_LAYER = layer(num_kv_heads=1, v_head_dim=16)
 MLA_STEP = make_batch([2, 3], [9, 30], layer=MLA_LAYER, cache_form="latent")
+#: Layers of family csa: plain entries, and compressed ones in a cache of shorter pages.
+CSA_LAYER = layer(num_kv_heads=1, window_left=7)
+CSA_STEP = make_batch([2, 3], [9, 30], layer=CSA_LAYER, cache_form="latent")
+CSA_KV = replace(CSA_STEP.kv, v=CSA_STEP.kv.k[:, :4])
 CALLS: list[tuple[str, Offer, MadeStep, dict[str, object]]] = [
     ("q:", PLAIN, STEP, {"q": STEP.q[:4]}),
     ("q:", PLAIN, STEP, {"q": STEP.q[..., :16]}),
@@ -213,6 +218,10 @@ CALLS: list[tuple[str, Offer, MadeStep, dict[str, object]]] = [
     ("indices", PLAIN, STEP, {"indices": INDICES}),
     ("indices", SPARSE, MLA_STEP, {}),
     ("indices", SPARSE, MLA_STEP, {"indices": INDICES.long()}),
+    ("indices", COMPRESSED, CSA_STEP, {"kv": CSA_KV, "indices": INDICES[:4]}),
+    ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v[..., :16])}),
+    ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v.half())}),
+    ("kv.k", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, k=CSA_KV.k[:, :4])}),
 ]
 
 
@@ -233,6 +242,14 @@ def test_latent_and_sparse_calls_pass_with_what_they_need() -> None:
     """A rotary part apart, and a selection of keys."""
     called(LATENT, MLA_STEP, q=MLA_STEP.q[..., :16], q_rope=MLA_STEP.q[..., 16:])
     called(SPARSE, MLA_STEP, indices=INDICES)
+
+
+@pytest.mark.parametrize("cache", ["both", "plain-alone"])
+def test_a_compressed_layer_has_a_second_cache_or_none(cache: str) -> None:
+    """Its pages hold fewer entries than tokens, and only some layers choose among them."""
+    kv = CSA_KV if cache == "both" else CSA_STEP.kv
+    called(COMPRESSED, CSA_STEP, kv=kv)
+    called(COMPRESSED, CSA_STEP, kv=kv, indices=INDICES)
 
 
 def test_a_scaled_cache_passes_where_its_dtype_has_scales() -> None:
