@@ -1,0 +1,138 @@
+"""The backend: checks a step in `plan`, hands each layer to one build of FlashAttention in `forward`.
+
+In: the call contract's `Batch`, caches and layers. Out: outputs written in place. `plan` reads no device value and has
+no host half, so any step can be captured where the row says so. The backend holds constants and buffers of a fixed
+address, never the current batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
+from backstamp.row_checks import refusal
+from backstamp.step_checks import check_batch, check_call
+from backstamp_fa3.calls import LayerCall, Library
+from backstamp_fa3.sinks import SinkBuffers
+from backstamp_fa3.steps import Step, clear_pads, mark_pads, new_step, refresh
+
+__all__ = ["FlashAttention"]
+
+
+class FlashAttention:
+    """MHA, GQA, MQA or absorbed MLA over one build.
+
+    `whole_pages` is the page size from which the build may load pages whole, their unused slots too: those may hold
+    NaN, and 0 times NaN is NaN. From there on it is told of left padding, of none, which makes it load slot by slot.
+    """
+
+    def __init__(self, request: BuildRequest, library: Library, whole_pages: int | None) -> None:
+        self._request = request
+        self._library = library
+        device = torch.device(request.device)
+        self._sinks = SinkBuffers(torch.bfloat16)
+        self._positions = torch.arange(request.max_tokens, dtype=torch.int32, device=device)
+        by_slot = whole_pages is not None and request.page_size >= whole_pages
+        self._no_padding = torch.zeros(request.max_rows, dtype=torch.int32, device=device) if by_slot else None
+
+    def init_graphs(self, max_rows: int, max_tokens: int) -> None:
+        """Nothing to allocate: buffers have their final size, steps refer to the batch's own tensors."""
+
+    def refresh_parameters(self) -> None:
+        """Read stored sinks anew at the next step: for weights reloaded through `param.data`, which ticks no counter."""
+        self._sinks.refresh_parameters()
+
+    def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
+        """Check the batch and note what `forward` needs; with `state`, bring its tensors up to date in place.
+
+        Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
+        """
+        form = check_batch(self._request, batch, capture=capture)
+        step = new_step(self._request, batch, form, capture=capture)
+        self._sinks.update(self._request.layers)
+        if state is not None:
+            step = refresh(self._request, state, step)
+        mark_pads(step, self._positions)
+        return step
+
+    def replan(self, state: Step) -> None:
+        """Mark padding tokens; libraries read the batch's other tensors themselves."""
+        mark_pads(state, self._positions)
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: Step,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        new: RaggedKV | None = None,
+        q_rope: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
+        batch = state.batch
+        check_call(
+            self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices
+        )  # fmt: skip
+        if out is None:
+            out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return out
+        ragged_keys = 0 if new is None else new.k.shape[0]
+        if batch.max_q_len == 0 or batch.max_kv_len == 0 or (kv is None and ragged_keys == 0):
+            # libraries launch nothing here, and leave the LSE +inf
+            return _nothing_seen(out, lse)
+        call = self._call(q, kv, layer, state, out, new, q_rope, lse is not None)
+        found = self._library.attend(call)
+        if lse is not None:
+            assert found is not None, "it was asked for"
+            lse.copy_(found)
+        clear_pads(state, out, lse)
+        return out
+
+    def _call(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: Step,
+        out: Tensor,
+        new: RaggedKV | None,
+        q_rope: Tensor | None,
+        with_lse: bool,
+    ) -> LayerCall:
+        rows = state.batch.num_rows
+        causal = state.batch.causal is True
+        if kv is None:
+            assert new is not None, "one of the two was checked to be there"
+            k, v, q_v, indptr, leftpad = new.k, new.v, None, new.kv_indptr[: rows + 1], None
+            self._strides(new.k.stride(-1), new.v.stride(-1), state)
+        else:
+            if state.page_table is None:
+                raise refusal(self._request, "index", "a page table", "none", phase=state.batch.phase)
+            leftpad = None if self._no_padding is None else self._no_padding[:rows]
+            indptr = None
+            if kv.v is None:
+                latent = layer.v_head_dim
+                k, v = kv.k[..., latent:], kv.k[..., :latent]
+                q, q_v = (q[..., latent:], q[..., :latent]) if q_rope is None else (q_rope, q)
+            else:
+                k, v, q_v = kv.k, kv.v, None
+        sinks = None if layer.sinks is None else self._sinks.read(layer.layer_id, layer.sinks)
+        return LayerCall(layer, state, q, k, v, q_v, out, indptr, sinks, leftpad, causal, with_lse)
+
+    def _strides(self, of_k: int, of_v: int, state: Step) -> None:
+        if of_k != 1 or of_v != 1:
+            needed, found = "a last stride of 1", f"{of_k} and {of_v}"
+            raise refusal(self._request, "new.k and new.v", needed, found, phase=state.batch.phase)
+
+
+def _nothing_seen(out: Tensor, lse: Tensor | None) -> Tensor:
+    if lse is not None:
+        lse.fill_(float("-inf"))
+    return out.zero_()

@@ -1,0 +1,115 @@
+"""What is declared: every row's factory, library and record; which host it fits, and what it says where it does not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from backstamp.catalogue import build_catalogue
+from backstamp.discovery import discover
+from backstamp.engine import EngineFacts
+from backstamp.errors import BackstampError
+from backstamp.launch import Requests, make_launch
+from backstamp.model import model_from_config
+from backstamp.resolution import resolve
+from backstamp.testing.fakes import catalogue_of
+from backstamp.testing.hosts import described_host
+from backstamp_fa3 import plugin
+from tests.libraries.record import FROM_CALLER
+from tests.models import config
+from tests.plugins.fa3.kernels import ROWS, library_of, recorded
+
+LIBRARIES = {
+    "flash-attn-3": {"flash-attn-3": "3.0.0"},
+    "tokenspeed-fa3": {"tokenspeed-fa3": "3.0.0.post20260810"},
+    "sglang-kernel": {"sglang-kernel": "0.4.10"},
+    "sgl-kernel": {"sgl-kernel": "0.3.21"},
+}
+
+
+def plan_of(libraries, model="mha", host="h100", engine=EngineFacts(), **asked):
+    launch = make_launch(Requests(**asked))
+    there = described_host(host, libraries={"torch": "2.11.0", **libraries})
+    return resolve(launch, engine, model_from_config(config(model)), there, build_catalogue(discover()))
+
+
+def test_every_row_is_offered_and_its_factory_exists():
+    """The rows of the tests are the rows of the plugin."""
+    offers = plugin.backstamp_offers()
+    assert set(map(id, offers)) == set(map(id, ROWS.values()))
+    for offer in offers:
+        module, _, name = offer.factory.partition(":")
+        assert inspect.signature(getattr(importlib.import_module(module), name)).parameters.keys() == {"request"}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_names_its_library(row):
+    """The stamp shows the first requirement; the record of its signatures bears the same name."""
+    first = ROWS[row].requires[0]
+    assert first.partition(">=")[0] == library_of(row)
+    assert recorded(library_of(row))["distribution"].replace("_", "-") == library_of(row)
+
+
+def test_what_only_a_caller_shows_says_so():
+    """MUSA's functions: file and line of SGLang 0.5.23."""
+    for entry in recorded("mate")["functions"].values():
+        assert entry["source"] == FROM_CALLER
+        assert "sglang 0.5.23" in entry["file"]
+        assert entry["line"] > 0
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_build_alone_serves_every_phase(library):
+    """Whichever is installed."""
+    plan = plan_of(LIBRARIES[library], attention_backend="fa3")
+    assert {group.library.name for group in plan.groups} == {library}
+    assert {group.kernel for group in plan.groups} == {"fa3"}
+
+
+@pytest.mark.parametrize("library", ["flash-attn-3", "sglang-kernel", "sgl-kernel"])
+def test_builds_with_the_latent_image_serve_mla(library):
+    """tokenspeed-fa3 was built without it."""
+    plan = plan_of(LIBRARIES[library], model="mla", attention_backend="fa3")
+    assert {group.library.name for group in plan.groups} == {library}
+    with pytest.raises(BackstampError, match="is not installed"):
+        plan_of(LIBRARIES["tokenspeed-fa3"], model="mla", attention_backend="fa3")
+
+
+def test_fa3_fwd_alone_serves_a_prefill_without_a_prefix_and_no_decode():
+    """Its own row, so that it is what the refusal speaks of."""
+    catalogue = catalogue_of(plugin.FA3_FWD)
+    host = described_host("h100", libraries={"torch": "2.11.0", "fa3-fwd": "0.0.3"})
+    model = model_from_config(config("mha"))
+    asked = make_launch(Requests(attention_backend="fa3"))
+    with pytest.raises(BackstampError) as cause:
+        resolve(asked, EngineFacts(prefix_cache=False), model, host, catalogue)
+    assert "decode" in cause.value.message
+    assert "prefill" in cause.value.message
+
+
+def test_old_cuda_is_refused_by_builds_that_link_the_new_one():
+    """libcudart.so.13."""
+    catalogue = build_catalogue(discover())
+    host = replace(
+        described_host("h100", libraries={"torch": "2.11.0", **LIBRARIES["tokenspeed-fa3"]}),
+        runtimes=(("cuda", "12.8"),),
+    )
+    with pytest.raises(BackstampError):
+        resolve(
+            make_launch(Requests(attention_backend="fa3")), EngineFacts(), model_from_config(config("mha")), host,
+            catalogue,
+        )  # fmt: skip
+
+
+def test_fa4_needs_the_compiler_too():
+    """It imports it at once: missing, it is refused when the plan is made."""
+    fa4 = {"tokenspeed-fa4": "4.0.0.post20260923"}
+    with pytest.raises(BackstampError, match="nvidia-cutlass-dsl"):
+        plan_of(fa4, host="b200", attention_backend="fa4")
+    plan = plan_of({**fa4, "nvidia-cutlass-dsl": "4.8.0"}, host="b200", attention_backend="fa4")
+    assert {group.kernel for group in plan.groups} == {"fa4"}
+    beta = {"flash-attn-4": "4.0.0b36", "nvidia-cutlass-dsl": "4.8.0"}
+    assert {group.kernel for group in plan_of(beta, attention_backend="fa4").groups} == {"fa4"}
