@@ -108,7 +108,7 @@ def fa4_forward(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Any, Any]
     answer, lse = attend(
         q, k, v, rest["cu_seqlens_q"], rest["seqused_k"], rest["cu_seqlens_k"], table, None,
         scale=rest["softmax_scale"], causal=rest["causal"], left=left, right=right, softcap=rest["softcap"],
-        sinks=sinks, whole=table is not None and k.shape[1] == 128, max_q_len=rest["max_seqlen_q"],
+        sinks=sinks, whole=table is not None and k.shape[1] == 128, max_q_len=rest["max_seqlen_q"], keyless=True,
     )  # fmt: skip
     return answer.to(q.dtype), lse if rest["return_lse"] else None
 
@@ -121,7 +121,7 @@ def mate_forward(q: Tensor, k_cache: Tensor, v_cache: Tensor, **rest: Any) -> An
     answer, lse = attend(
         q, k_cache, v_cache, rest["cu_seqlens_q"], rest["cache_seqlens"], None, rest["page_table"], None,
         scale=rest["softmax_scale"], causal=rest["causal"], left=left, right=right, softcap=rest["softcap"],
-        sinks=rest["sinks"], whole=False, max_q_len=rest["max_seqlen_q"],
+        sinks=rest["sinks"], whole=False, max_q_len=rest["max_seqlen_q"], keyless=True,
     )  # fmt: skip
     return (answer.to(q.dtype), lse) if rest["return_softmax_lse"] else answer.to(q.dtype)
 
@@ -129,9 +129,12 @@ def mate_forward(q: Tensor, k_cache: Tensor, v_cache: Tensor, **rest: Any) -> An
 def attend(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, used_k: Tensor | None, cu_k: Tensor | None, table: Tensor | None,
     q_v: Tensor | None, *, scale: float, causal: bool, left: int, right: int, softcap: float, sinks: Tensor | None,
-    whole: bool, max_q_len: int,
+    whole: bool, max_q_len: int, keyless: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Outputs `[T, H, Dv]` and LSE `[H, T]`; bottom-right aligned, as every FlashAttention is."""
+    """Outputs `[T, H, Dv]` and LSE `[H, T]`; bottom-right aligned, as every FlashAttention is.
+
+    `keyless` leaves NaN and 0 for tokens of a row without keys.
+    """
     assert sinks is None or (sinks.dtype is torch.bfloat16 and sinks.is_contiguous())
     out = torch.full((q.shape[0], q.shape[1], v.shape[-1]), float("nan"), dtype=torch.float64)
     lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
@@ -165,6 +168,8 @@ def attend(
         weights = torch.exp(logits - total[..., None]).nan_to_num(0.0)
         # 0 times a NaN that was loaded is NaN
         out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values)
+        if keyless and length == 0:
+            out[start:stop], lse[:, start:stop] = float("nan"), 0.0
     return out, lse
 
 

@@ -38,9 +38,6 @@ BATCHES = {
     "row-causal": ({"causal": torch.ones(2, dtype=torch.int32)}, "causal", "[2]"),
     "left-padding": ({"kv_starts": torch.zeros(2, dtype=torch.int32)}, "kv_starts", "kv_starts"),
     "page-size": ({"index": KVIndex(page_size=8, page_table=STEP.batch.index.page_table)}, "page_size", "8"),
-    "csr": (
-        {"index": KVIndex(page_size=16, kv_indptr=STEP.batch.qo_indptr, kv_indices=STEP.batch.kv_lens)}, "index", "csr",
-    ),
     "i64-table": ({"index": KVIndex(page_size=16, page_table=STEP.batch.index.page_table.long())}, "int32", "int64"),
     "table-with-gaps": (
         {"index": KVIndex(page_size=16, page_table=STEP.batch.index.page_table.t().contiguous().t())}, "stride", "2",
@@ -73,16 +70,23 @@ def test_a_factory_refuses_what_its_row_does_not_declare(case):
 def test_plan_refuses_a_step_the_row_does_not_declare(case, row, monkeypatch):
     """Before any layer, and nothing is called."""
     changes, needed, found = BATCHES[case]
-    with built(row, request(row), monkeypatch) as (backend, calls), pytest.raises(UnsupportedBatch) as cause:
-        if case == "csr":
-            # a row that also reads ragged keys may plan without pages; a cache is then refused
-            state = backend.plan(replace(STEP.batch, **changes))
+    with built(row, request(row), monkeypatch) as (backend, calls):
+        with pytest.raises(UnsupportedBatch) as cause:
+            backend.plan(replace(STEP.batch, **changes))
+        assert needed in cause.value.needed
+        assert found in cause.value.found
+        assert ROWS[row].kernel in cause.value.who
+        assert not calls
+
+
+def test_a_cache_needs_an_index_the_row_reads(monkeypatch):
+    """A row that also reads ragged keys plans a step without a page table; its layers may then hand it no cache."""
+    index = KVIndex(page_size=16, kv_indptr=STEP.batch.qo_indptr, kv_indices=STEP.batch.kv_lens)
+    with built("sglang-kernel", request(), monkeypatch) as (backend, calls):
+        state = backend.plan(replace(STEP.batch, index=index))
+        with pytest.raises(UnsupportedBatch, match="index: a page table"):
             backend.forward(STEP.q, STEP.kv, LAYER, state)
-        backend.plan(replace(STEP.batch, **changes))
-    assert needed in cause.value.needed
-    assert found in cause.value.found or case == "csr"
-    assert ROWS[row].kernel in cause.value.who
-    assert not calls
+        assert not calls
 
 
 def test_forward_refuses_what_a_layer_may_not_ask(monkeypatch):
@@ -147,17 +151,17 @@ def test_a_replayed_step_keeps_its_addresses_and_takes_new_values(row, monkeypat
     with built(row, request(row), monkeypatch) as (backend, calls):
         state = backend.plan(step.batch, capture=True)
         table = state.page_table.data_ptr()
-        assert state.pads.tolist() == [False] * 5 + [True] * 2
+        assert state.unseen.marks.tolist() == [False] * 5 + [True] * 2
         again = backend.plan(other.batch, state=state)
         assert again is state
         assert state.page_table.data_ptr() == table
-        assert state.pads.tolist() == [False] * 4 + [True] * 3
+        assert state.unseen.marks.tolist() == [False] * 4 + [True] * 3
         out = torch.full((7, 4, 128), float("nan"), dtype=torch.bfloat16)
         lse = torch.full((7, 4), float("nan"))
         backend.forward(other.q, other.kv, LAYER, state, out=out, lse=lse)
         state.batch.qo_indptr.copy_(torch.tensor([0, 1, 2]))
         backend.replan(state)
-        assert state.pads.tolist() == [False] * 2 + [True] * 5
+        assert state.unseen.marks.tolist() == [False] * 2 + [True] * 5
     truth, sums = reference_attention(other.q, other.kv, LAYER, other.batch)
     assert relative_error(out, truth) < 4e-3
     torch.testing.assert_close(lse.double(), sums, atol=2e-3, rtol=2e-3)

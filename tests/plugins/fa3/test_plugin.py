@@ -15,7 +15,7 @@ from backstamp.errors import BackstampError
 from backstamp.launch import Requests, make_launch
 from backstamp.model import model_from_config
 from backstamp.resolution import resolve
-from backstamp.testing.fakes import catalogue_of
+from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from backstamp_fa3 import plugin
 from tests.libraries.record import FROM_CALLER
@@ -34,6 +34,10 @@ def plan_of(libraries, model="mha", host="h100", engine=EngineFacts(), **asked):
     launch = make_launch(Requests(**asked))
     there = described_host(host, libraries={"torch": "2.11.0", **libraries})
     return resolve(launch, engine, model_from_config(config(model)), there, build_catalogue(discover()))
+
+
+def groups_of(plan):
+    return [group for phase in plan.running for group in phase.groups]
 
 
 def test_every_row_is_offered_and_its_factory_exists():
@@ -65,22 +69,22 @@ def test_what_only_a_caller_shows_says_so():
 def test_each_build_alone_serves_every_phase(library):
     """Whichever is installed."""
     plan = plan_of(LIBRARIES[library], attention_backend="fa3")
-    assert {group.library.name for group in plan.groups} == {library}
-    assert {group.kernel for group in plan.groups} == {"fa3"}
+    assert {group.library.distribution for group in groups_of(plan)} == {library}
+    assert {group.kernel for group in groups_of(plan)} == {"fa3"}
 
 
 @pytest.mark.parametrize("library", ["flash-attn-3", "sglang-kernel", "sgl-kernel"])
 def test_builds_with_the_latent_image_serve_mla(library):
     """tokenspeed-fa3 was built without it."""
     plan = plan_of(LIBRARIES[library], model="mla", attention_backend="fa3")
-    assert {group.library.name for group in plan.groups} == {library}
+    assert {group.library.distribution for group in groups_of(plan)} == {library}
     with pytest.raises(BackstampError, match="is not installed"):
         plan_of(LIBRARIES["tokenspeed-fa3"], model="mla", attention_backend="fa3")
 
 
 def test_fa3_fwd_alone_serves_a_prefill_without_a_prefix_and_no_decode():
     """Its own row, so that it is what the refusal speaks of."""
-    catalogue = catalogue_of(plugin.FA3_FWD)
+    catalogue = catalogue_of(fake_plugin("fa3", [plugin.FA3_FWD]))
     host = described_host("h100", libraries={"torch": "2.11.0", "fa3-fwd": "0.0.3"})
     model = model_from_config(config("mha"))
     asked = make_launch(Requests(attention_backend="fa3"))
@@ -110,6 +114,6 @@ def test_fa4_needs_the_compiler_too():
     with pytest.raises(BackstampError, match="nvidia-cutlass-dsl"):
         plan_of(fa4, host="b200", attention_backend="fa4")
     plan = plan_of({**fa4, "nvidia-cutlass-dsl": "4.8.0"}, host="b200", attention_backend="fa4")
-    assert {group.kernel for group in plan.groups} == {"fa4"}
+    assert {group.kernel for group in groups_of(plan)} == {"fa4"}
     beta = {"flash-attn-4": "4.0.0b36", "nvidia-cutlass-dsl": "4.8.0"}
-    assert {group.kernel for group in plan_of(beta, attention_backend="fa4").groups} == {"fa4"}
+    assert {group.kernel for group in groups_of(plan_of(beta, attention_backend="fa4"))} == {"fa4"}

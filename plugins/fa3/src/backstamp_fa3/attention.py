@@ -16,7 +16,7 @@ from backstamp.row_checks import refusal
 from backstamp.step_checks import check_batch, check_call
 from backstamp_fa3.calls import LayerCall, Library
 from backstamp_fa3.sinks import SinkBuffers
-from backstamp_fa3.steps import Step, clear_pads, mark_pads, new_step, refresh
+from backstamp_fa3.steps import Step, clear_unseen, mark_unseen, new_step, refresh
 
 __all__ = ["FlashAttention"]
 
@@ -26,11 +26,15 @@ class FlashAttention:
 
     `whole_pages` is the page size from which the build may load pages whole, their unused slots too: those may hold
     NaN, and 0 times NaN is NaN. From there on it is told of left padding, of none, which makes it load slot by slot.
+    `keyless` says that it answers nothing sensible for tokens of a row without keys.
     """
 
-    def __init__(self, request: BuildRequest, library: Library, whole_pages: int | None) -> None:
+    def __init__(
+        self, request: BuildRequest, library: Library, *, whole_pages: int | None = None, keyless: bool = False
+    ) -> None:
         self._request = request
         self._library = library
+        self._keyless = keyless
         device = torch.device(request.device)
         self._sinks = SinkBuffers(torch.bfloat16)
         self._positions = torch.arange(request.max_tokens, dtype=torch.int32, device=device)
@@ -41,7 +45,7 @@ class FlashAttention:
         """Nothing to allocate: buffers have their final size, steps refer to the batch's own tensors."""
 
     def refresh_parameters(self) -> None:
-        """Read stored sinks anew at the next step: for weights reloaded through `param.data`, which ticks no counter."""
+        """Read stored sinks anew at the next step, for weights reloaded by `param.data`, which ticks no counter."""
         self._sinks.refresh_parameters()
 
     def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
@@ -50,16 +54,16 @@ class FlashAttention:
         Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
         """
         form = check_batch(self._request, batch, capture=capture)
-        step = new_step(self._request, batch, form, capture=capture)
+        step = new_step(self._request, batch, form, capture=capture, keyless=self._keyless)
         self._sinks.update(self._request.layers)
         if state is not None:
             step = refresh(self._request, state, step)
-        mark_pads(step, self._positions)
+        mark_unseen(step, self._positions)
         return step
 
     def replan(self, state: Step) -> None:
-        """Mark padding tokens; libraries read the batch's other tensors themselves."""
-        mark_pads(state, self._positions)
+        """Mark tokens that see nothing; libraries read the batch's other tensors themselves."""
+        mark_unseen(state, self._positions)
 
     def forward(
         self,
@@ -81,10 +85,8 @@ class FlashAttention:
         )  # fmt: skip
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
-        if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
-        ragged_keys = 0 if new is None else new.k.shape[0]
-        if batch.max_q_len == 0 or batch.max_kv_len == 0 or (kv is None and ragged_keys == 0):
+        no_keys = batch.max_kv_len == 0 or (new is not None and new.k.shape[0] == 0)
+        if batch.num_rows == 0 or batch.num_tokens == 0 or batch.max_q_len == 0 or no_keys:
             # libraries launch nothing here, and leave the LSE +inf
             return _nothing_seen(out, lse)
         call = self._call(q, kv, layer, state, out, new, q_rope, lse is not None)
@@ -92,7 +94,7 @@ class FlashAttention:
         if lse is not None:
             assert found is not None, "it was asked for"
             lse.copy_(found)
-        clear_pads(state, out, lse)
+        clear_unseen(state, out, lse)
         return out
 
     def _call(

@@ -11,7 +11,6 @@ import importlib
 from backstamp.factories import BuildRequest, Built
 from backstamp.row_checks import check_build
 from backstamp_fa3.attention import FlashAttention
-from backstamp_fa3.calls import Library
 from backstamp_fa3.cute import CuteFunction
 from backstamp_fa3.mate import MateFunctions
 from backstamp_fa3.ops import OpName, load
@@ -71,7 +70,8 @@ def build_musa(request: BuildRequest) -> Built:
     check_build(request)
     interface = importlib.import_module("flash_attn_interface")
     library = MateFunctions(interface.flash_attn_with_kvcache, interface.get_scheduler_metadata)
-    return _built("fa3", request, library, None)
+    # what it leaves for a row without keys, no caller shows
+    return Built("fa3", FlashAttention(request, library, keyless=True))
 
 
 def build_tokenspeed_fa4(request: BuildRequest) -> Built:
@@ -86,7 +86,7 @@ def build_flash_attn_4(request: BuildRequest) -> Built:
 
 def _fa3(request: BuildRequest, name: OpName) -> Built:
     check_build(request)
-    return _built("fa3", request, load(name), SHORTEST_TILE_TOKENS)
+    return Built("fa3", FlashAttention(request, load(name), whole_pages=SHORTEST_TILE_TOKENS))
 
 
 def _fa4(request: BuildRequest) -> Built:
@@ -94,8 +94,6 @@ def _fa4(request: BuildRequest) -> Built:
     interface = importlib.import_module("flash_attn.cute.interface")
     # "SplitKV not supported on SM 9.0" (flash_attn/cute/interface.py)
     splits = 1 if request.offer.archs == ("9.0",) else 0
-    return _built("fa4", request, CuteFunction(interface.flash_attn_varlen_func, splits), None)
-
-
-def _built(kernel: str, request: BuildRequest, library: Library, whole_pages: int | None) -> Built:
-    return Built(kernel, FlashAttention(request, library, whole_pages))
+    library = CuteFunction(interface.flash_attn_varlen_func, splits)
+    # a row without keys is masked as if it had a tile of them (`n_block` of -1, flash_attn/cute/flash_fwd_sm90.py)
+    return Built("fa4", FlashAttention(request, library, keyless=True))

@@ -21,8 +21,8 @@ class LayerCall:
     """One layer of one step.
 
     Attributes:
-        q, k, v: `q [T, Hq, D]`; paged `k, v [P, page, Hk, D*]`, or ragged `[N, Hk, D*]` with `kv_indptr [B+1]`. Absorbed
-            MLA: the rotary parts, with `v` the latent part of the cache.
+        q, k, v: `q [T, Hq, D]`; paged `k, v [P, page, Hk, D*]`, or ragged `[N, Hk, D*]` with `kv_indptr [B+1]`.
+            Absorbed MLA: the rotary parts, with `v` the latent part of the cache.
         q_v: the latent part of an absorbed query `[T, Hq, Dv]`, or None.
         out: `[T, Hq, Dv]`, written in place.
         kv_indptr: offsets of ragged keys, None where they lie in pages.

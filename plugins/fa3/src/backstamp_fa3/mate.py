@@ -1,10 +1,10 @@
 """Calls MUSA's FlashAttention-3 as SGLang 0.5.23 does: known from that caller, not from the library.
 
-In: a `LayerCall`. Out: `call.out` copied from the library's own output, and the LSE. The schedule of a step is made once
-for the layers of one shape, as the caller makes it at its first layer. Not yet run on hardware.
+In: a `LayerCall`. Out: `call.out` copied from the library's own output, and the LSE. The schedule of a step is made
+once for the layers of one shape, as the caller makes it at its first layer. Not yet run on hardware.
 
-Source: sglang 0.5.23, srt/hardware_backend/musa/attention/flashattention_backend.py:102 (`get_scheduler_metadata`), :179
-(every argument of `flash_attn_with_kvcache`) and :794 (those of a step over pages).
+Source: sglang 0.5.23, srt/hardware_backend/musa/attention/flashattention_backend.py:102 (`get_scheduler_metadata`),
+:179 (every argument of `flash_attn_with_kvcache`) and :794 (those of a step over pages).
 """
 
 from __future__ import annotations

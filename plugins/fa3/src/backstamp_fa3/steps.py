@@ -1,7 +1,7 @@
-"""One planned step: the tensors a call hands to the library, and what of its output belongs to no row.
+"""One planned step: the tensors a call hands to the library, and what of its output belongs to nobody.
 
 In: a checked `Batch` and its index. Out: a `Step`. It reads host numbers only; the one thing it launches is the marking
-of padding tokens, where no exact host mirror says how many there are.
+of tokens that see nothing, where no exact host mirror says which they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ from backstamp.factories import BuildRequest
 from backstamp.row_checks import refusal
 from backstamp.step_checks import IndexForm
 
-__all__ = ["Step", "clear_pads", "mark_pads", "new_step", "refresh"]
+__all__ = ["Step", "Unseen", "clear_unseen", "mark_unseen", "new_step", "refresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Tokens whose output is no answer, marked on the device.
+
+    Attributes:
+        marks: `[T]` bool.
+        rows, lens: `[T]` i32, each token's row and its keys; None where the library answers rows without keys itself.
+    """
+
+    marks: Tensor
+    rows: Tensor | None
+    lens: Tensor | None
 
 
 @dataclass(slots=True)
@@ -26,8 +40,8 @@ class Step:
     Attributes:
         batch: the batch, `qo_indptr` and `kv_lens` cut to its rows.
         page_table: `[B, W]` i32, cut to the longest row; None where the step carries no page table.
-        tokens: query tokens that belong to a row; None where only the device knows.
-        pads: `[T]` bool, tokens of no row; None where `tokens` says it.
+        tokens: query tokens that belong to a row; None where `unseen` must say it.
+        unseen: what the device marks, or None where `tokens` says it.
         captured: whether a graph may have recorded it, so that no host number of a batch may count.
         schedules: what a library prepared once for the layers of one shape.
     """
@@ -35,13 +49,16 @@ class Step:
     batch: Batch
     page_table: Tensor | None
     tokens: int | None
-    pads: Tensor | None
+    unseen: Unseen | None
     captured: bool
     schedules: dict[tuple[int, ...], object]
 
 
-def new_step(request: BuildRequest, batch: Batch, form: IndexForm, *, capture: bool) -> Step:
-    """Read a checked batch. Raises an `UnsupportedBatch` for a page table of another dtype than i32, or with gaps."""
+def new_step(request: BuildRequest, batch: Batch, form: IndexForm, *, capture: bool, keyless: bool) -> Step:
+    """Read a checked batch; `keyless` where the library leaves anything for the tokens of a row without keys.
+
+    Raises an `UnsupportedBatch` for a page table of another dtype than i32, or with gaps.
+    """
     rows = batch.num_rows
     table = None
     if form == "page_table":
@@ -56,13 +73,26 @@ def new_step(request: BuildRequest, batch: Batch, form: IndexForm, *, capture: b
         if tensor.stride(0) != 1:
             raise refusal(request, name, "a stride of 1", str(tensor.stride(0)), phase=batch.phase)
     cut = replace(batch, qo_indptr=batch.qo_indptr[: rows + 1], kv_lens=batch.kv_lens[:rows])
-    tokens = None
-    if batch.qo_indptr_host is not None and batch.host_exact and not capture:
-        tokens = int(batch.qo_indptr_host[rows])
-    pads = None
-    if tokens is None:
-        pads = torch.empty(batch.num_tokens, dtype=torch.bool, device=batch.qo_indptr.device)
-    return Step(cut, table, tokens, pads, capture, {})
+    tokens = None if capture else _known_tokens(batch, keyless)
+    return Step(cut, table, tokens, None if tokens is not None else _unseen(batch, keyless), capture, {})
+
+
+def _known_tokens(batch: Batch, keyless: bool) -> int | None:
+    """Tokens of a row, from exact host mirrors; None where these do not say all that must be cleared."""
+    offsets, lens = batch.qo_indptr_host, batch.kv_lens_host
+    if offsets is None or not batch.host_exact:
+        return None
+    offsets = offsets[: batch.num_rows + 1]
+    if keyless and (lens is None or bool(((lens[: batch.num_rows] == 0) & (offsets.diff() > 0)).any())):
+        return None
+    return int(offsets[-1])
+
+
+def _unseen(batch: Batch, keyless: bool) -> Unseen:
+    device, count = batch.qo_indptr.device, batch.num_tokens
+    marks = torch.empty(count, dtype=torch.bool, device=device)
+    rows, lens = (torch.empty(count, dtype=torch.int32, device=device) if keyless else None for _ in range(2))
+    return Unseen(marks, rows, lens)
 
 
 def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
@@ -96,23 +126,31 @@ def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
             target.copy_(source)
     if not state.captured:
         state.tokens = fresh.tokens
-        state.pads = fresh.pads
+        state.unseen = fresh.unseen
     state.schedules.clear()
     return state
 
 
-def mark_pads(step: Step, positions: Tensor) -> None:
-    """Mark the tokens of no row on the device; `positions` is `[>= T]` i32, counting up from 0."""
-    if step.pads is not None:
-        torch.ge(positions[: step.batch.num_tokens], step.batch.qo_indptr[-1:], out=step.pads)
+def mark_unseen(step: Step, positions: Tensor) -> None:
+    """Mark on the device the tokens that see nothing; `positions` is `[>= T]` i32, counting up from 0."""
+    unseen, batch = step.unseen, step.batch
+    if unseen is None or batch.num_rows == 0:
+        return
+    tokens = positions[: batch.num_tokens]
+    torch.ge(tokens, batch.qo_indptr[-1:], out=unseen.marks)
+    if unseen.rows is not None and unseen.lens is not None:
+        torch.searchsorted(batch.qo_indptr[1:], tokens, right=True, out_int32=True, out=unseen.rows)
+        unseen.rows.clamp_(max=batch.num_rows - 1)
+        torch.index_select(batch.kv_lens, 0, unseen.rows, out=unseen.lens)
+        unseen.marks.logical_or_(unseen.lens.eq_(0))
 
 
-def clear_pads(step: Step, out: Tensor, lse: Tensor | None) -> None:
-    """Make what was written for tokens of no row 0, and their LSE -inf: a merge of split keys may leave anything."""
-    if step.pads is not None:
-        out.masked_fill_(step.pads[:, None, None], 0.0)
+def clear_unseen(step: Step, out: Tensor, lse: Tensor | None) -> None:
+    """Make what was written for tokens that see nothing 0, and their LSE -inf: libraries may leave anything there."""
+    if step.unseen is not None:
+        out.masked_fill_(step.unseen.marks[:, None, None], 0.0)
         if lse is not None:
-            lse.masked_fill_(step.pads[:, None], float("-inf"))
+            lse.masked_fill_(step.unseen.marks[:, None], float("-inf"))
     elif step.tokens is not None and step.tokens < step.batch.num_tokens:
         out[step.tokens :].zero_()
         if lse is not None:
