@@ -20,7 +20,16 @@ from backstamp.plan_rows import Verdict
 from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
 from backstamp.row_masks import aligned, any_of, installed, kv_mask, sinks_mask
 
-__all__ = ["Answer", "PhaseNeeds", "Question", "Reasons", "all_reasons", "evaluate", "evaluate_phase"]
+__all__ = [
+    "Answer",
+    "PhaseNeeds",
+    "Question",
+    "Reasons",
+    "all_reasons",
+    "evaluate",
+    "evaluate_phase",
+    "installed_reasons",
+]
 
 
 class Question(NamedTuple):
@@ -116,22 +125,41 @@ class Reasons(NamedTuple):
 
 def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
     """Of every kernel the row that fails least, and all it fails: the checks of `evaluate`, none skipped."""
-    index, question = answer.slot_index, answer.question
-    checks = [*_checks(index, question), *_phase_checks(index, question, needs)]
+    checks = _every_check(answer, needs)
     nearest: dict[str, Reasons] = {}
-    for name in index.names:
-        for at in bits_of(index.kernels[name]):
-            row = index.rows[at]
-            verdicts = [Verdict(name, False, *refusal[1:], row.plugin.name) for refusal in row.refusals]
-            verdicts += [
-                _refused(name, check, index, 1 << at, 1 << at, 0, Told(question, needs))
-                for check, mask in checks
-                if not mask >> at & 1
-            ]
-            found = Reasons(row, tuple(verdicts))
+    for name in answer.slot_index.names:
+        for at in bits_of(answer.slot_index.kernels[name]):
+            found = _reasons_of(answer, needs, name, at, checks)
             if name not in nearest or found.distance < nearest[name].distance:
                 nearest[name] = found
     return nearest
+
+
+def installed_reasons(answer: Answer, needs: PhaseNeeds, kernel: str) -> list[Reasons]:
+    """Of one kernel every row whose library is there, with all that keeps it from serving.
+
+    .. versionadded:: 0.2
+    """
+    index, checks = answer.slot_index, _every_check(answer, needs)
+    rows = bits_of(index.kernels.get(kernel, 0))
+    there = [at for at in rows if (library := index.rows[at].library) is not None and library.version is not None]
+    return [_reasons_of(answer, needs, kernel, at, checks) for at in there]
+
+
+def _every_check(answer: Answer, needs: PhaseNeeds) -> list[tuple[str, int]]:
+    index, question = answer.slot_index, answer.question
+    return [*_checks(index, question), *_phase_checks(index, question, needs)]
+
+
+def _reasons_of(answer: Answer, needs: PhaseNeeds, kernel: str, at: int, checks: list[tuple[str, int]]) -> Reasons:
+    """All that the row at one place fails, machine first."""
+    index, told = answer.slot_index, Told(answer.question, needs)
+    row = index.rows[at]
+    verdicts = [Verdict(kernel, False, *refusal[1:], row.plugin.name) for refusal in row.refusals]
+    verdicts += [
+        _refused(kernel, check, index, 1 << at, 1 << at, 0, told) for check, mask in checks if not mask >> at & 1
+    ]
+    return Reasons(row, tuple(verdicts))
 
 
 def _filter(

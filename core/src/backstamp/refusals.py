@@ -52,7 +52,7 @@ def refused_key(host: HostCatalogue, table: Table, key: str, who: str, passed: S
     plugin = f" (plugin {owner.name}, {owner.distribution} {owner.version})" if owner is not None else ""
     others = [f"{item.kernel}: {item.message}" for item in passed if item is not told]
     also = [f"{told.kernel} also {text}" for text in _beyond(table, told)]
-    considered = "; ".join([*also, *(others or ["no other kernel stands behind this key"])])
+    considered = "; ".join([*also, *_installed(table, told), *(others or ["no other kernel stands behind this key"])])
     if told.code == "not_installed":
         return _not_installed(host, table, key, who, passed)
     if told.code == "phase" and table.phase in ("prefill", "decode"):
@@ -77,6 +77,19 @@ def _beyond(table: Table, told: Verdict) -> list[str]:
     """What else keeps a refused kernel from serving, beside the reason that is told."""
     found = table.reasons().get(told.kernel)
     return [item.message for item in found.verdicts if item.code != told.code] if found is not None else []
+
+
+def _installed(table: Table, told: Verdict) -> list[str]:
+    """Where a library is missing: the kernel's other libraries that are there, and why they do not serve."""
+    if told.code not in ("library_missing", "library_version", "library_unknown"):
+        return []
+    found = [
+        f"{told.kernel} over {of.row.library.distribution} {of.row.library.version}, which is installed, "
+        f"{' and '.join(item.message for item in of.verdicts)}"
+        for of in table.installed_reasons(told.kernel)
+        if of.row.library is not None and told not in of.verdicts
+    ]
+    return list(dict.fromkeys(found))
 
 
 def no_kernel(facts: Facts, table: Table, who: str) -> BackstampError:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from backstamp.declarations import Phase, Slot
 from backstamp.errors import BackstampError, ConflictingRequest
-from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evaluate, evaluate_phase
+from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evaluate, evaluate_phase, installed_reasons
 from backstamp.facts import Facts
 from backstamp.hostfit import INSTALLATION, HostRow
 from backstamp.index import bits_of
@@ -87,6 +87,15 @@ class Table(NamedTuple):
                 before = joined[name].verdicts if name in joined else ()
                 joined[name] = Reasons(found.row, tuple(dict.fromkeys((*before, *found.verdicts))))
         return joined
+
+    def installed_reasons(self, kernel: str) -> list[Reasons]:
+        """Of a kernel every row whose library is there, and what keeps it from serving, over every question."""
+        return [
+            found
+            for answer in self.answers
+            for found in installed_reasons(answer, self.needs, kernel)
+            if found.verdicts
+        ]
 
     def parts(self, kernel: str, among: int = -1) -> tuple[Part, ...]:
         """The best accepting row of a kernel for each question, among the rows of a mask."""
