@@ -25,6 +25,7 @@ BUILDS = {
     "layout": ("flash-attn-3", {"layout": "nhd_packed"}, {}, "layout", "nhd_packed"),
     "head-dim": ("tokenspeed-fa3", {}, {"head_dim": 100, "v_head_dim": 100}, "head_dim", "100 and 100"),
     "unlike-dims-tokenspeed": ("tokenspeed-fa3", {}, {"head_dim": 192}, "head_dim", "192 and 128"),
+    "head-dim-96-fa4": ("tokenspeed-fa4", {}, {"head_dim": 96, "v_head_dim": 96}, "head_dim", "96 and 96"),
     "head-dim-fa4": ("tokenspeed-fa4-blackwell", {}, {"head_dim": 256, "v_head_dim": 256}, "head_dim", "256 and 256"),
     "softcap-tokenspeed": ("tokenspeed-fa3", {}, {"softcap": 30.0}, "softcap", "layer 0 with softcap"),
     "window-fa3-fwd": ("fa3-fwd", {}, {"window_left": 8}, "window", "layer 0 with window"),
@@ -221,6 +222,6 @@ def test_fa4_announces_each_kind_once(monkeypatch, caplog):
         for layer in (LAYER, LAYER, replace(LAYER, window_left=4), LAYER):
             backend.forward(STEP.q, STEP.kv, layer, state)
     assert told == [
-        ("fa4", "d128x128 2 heads a KV head paged causal short"),
-        ("fa4", "d128x128 2 heads a KV head paged causal short window"),
+        ("fa4", "d128x128 2 heads a KV head paged causal up to 128 query rows"),
+        ("fa4", "d128x128 2 heads a KV head paged causal up to 128 query rows window"),
     ]

@@ -15,7 +15,6 @@ from backstamp.errors import BackstampError
 from backstamp.launch import Requests, make_launch
 from backstamp.model import model_from_config
 from backstamp.resolution import resolve
-from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from backstamp_fa3 import plugin
 from tests.libraries.record import FROM_CALLER
@@ -25,14 +24,15 @@ from tests.plugins.fa3.kernels import ROWS, library_of, recorded
 LIBRARIES = {
     "flash-attn-3": {"flash-attn-3": "3.0.0"},
     "tokenspeed-fa3": {"tokenspeed-fa3": "3.0.0.post20260810"},
-    "sglang-kernel": {"sglang-kernel": "0.4.10"},
-    "sgl-kernel": {"sgl-kernel": "0.3.21"},
+    "sglang-kernel": {"sglang-kernel": "0.4.10", "torch": "2.14.1"},
+    "sgl-kernel": {"sgl-kernel": "0.3.21", "torch": "2.9.1", "nvidia-cuda-runtime-cu12": "12.8.90"},
 }
 
 
-def plan_of(libraries, model="mha", host="h100", engine=EngineFacts(), **asked):
+def plan_of(libraries, model="mha", host="h100", engine=EngineFacts(), cuda="13.0", **asked):
     launch = make_launch(Requests(**asked))
     there = described_host(host, libraries={"torch": "2.11.0", **libraries})
+    there = replace(there, runtimes=(("cuda", cuda),))
     return resolve(launch, engine, model_from_config(config(model)), there, build_catalogue(discover()))
 
 
@@ -82,30 +82,50 @@ def test_builds_with_the_latent_image_serve_mla(library):
         plan_of(LIBRARIES["tokenspeed-fa3"], model="mla", attention_backend="fa3")
 
 
-def test_fa3_fwd_alone_serves_a_prefill_without_a_prefix_and_no_decode():
-    """Its own row, so that it is what the refusal speaks of."""
-    catalogue = catalogue_of(fake_plugin("fa3", [plugin.FA3_FWD]))
-    host = described_host("h100", libraries={"torch": "2.11.0", "fa3-fwd": "0.0.3"})
-    model = model_from_config(config("mha"))
-    asked = make_launch(Requests(attention_backend="fa3"))
+FA3_FWD = {"fa3-fwd": "0.0.3"}
+
+
+def test_fa3_fwd_serves_a_prefill_without_a_prefix():
+    """Beside another kernel's decode."""
+    plan = plan_of(FA3_FWD, engine=EngineFacts(prefix_cache=False), prefill_attention_backend="fa3")
+    (group,) = plan.phase("prefill").groups
+    assert (group.kernel, group.library.distribution) == ("fa3", "fa3-fwd")
+
+
+@pytest.mark.parametrize("request_field", ["decode_attention_backend", "attention_backend"])
+def test_fa3_fwd_is_refused_for_decode_because_it_reads_no_pages(request_field):
+    """It is there, and is FA3: what to install is another build, and why."""
     with pytest.raises(BackstampError) as cause:
-        resolve(asked, EngineFacts(prefix_cache=False), model, host, catalogue)
-    assert "decode" in cause.value.message
-    assert "prefill" in cause.value.message
+        plan_of(FA3_FWD, engine=EngineFacts(prefix_cache=False), **{request_field: "fa3"})
+    assert cause.value.message.startswith("decode attention backend 'fa3'")
+    assert "fa3 over fa3-fwd 0.0.3, which is installed" in cause.value.message
+    assert "needs a kernel that reads paged KV, got ragged KV only" in cause.value.message
+    assert "Install tokenspeed-fa3" in cause.value.message
 
 
-def test_old_cuda_is_refused_by_builds_that_link_the_new_one():
-    """libcudart.so.13."""
-    catalogue = build_catalogue(discover())
-    host = replace(
-        described_host("h100", libraries={"torch": "2.11.0", **LIBRARIES["tokenspeed-fa3"]}),
-        runtimes=(("cuda", "12.8"),),
-    )
-    with pytest.raises(BackstampError):
-        resolve(
-            make_launch(Requests(attention_backend="fa3")), EngineFacts(), model_from_config(config("mha")), host,
-            catalogue,
-        )  # fmt: skip
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("host", ["b200", "a100", "rtx5090"])
+def test_an_installed_build_whose_image_does_not_fit_is_refused(library, host):
+    """The images are sm_90a: the chip is named when the plan is made, not when a kernel is launched."""
+    arch = {"b200": "10.0", "a100": "8.0", "rtx5090": "12.0"}[host]
+    with pytest.raises(BackstampError) as cause:
+        plan_of(LIBRARIES[library], host=host, attention_backend="fa3")
+    assert f"got SM{arch.replace('.', '')} ({arch})" in cause.value.message
+
+
+@pytest.mark.parametrize("library", ["tokenspeed-fa3", "sglang-kernel"])
+def test_a_torch_of_another_cuda_is_refused(library):
+    """Their images link libcudart.so.13."""
+    with pytest.raises(BackstampError) as cause:
+        plan_of(LIBRARIES[library], cuda="12.8", attention_backend="fa3")
+    assert f"fa3 over {library}" in cause.value.message
+    assert "needs cuda>=13.0,<14, got 12.8" in cause.value.message
+
+
+def test_the_old_name_of_sglangs_build_needs_the_old_runtime():
+    """Its image links libcudart.so.12, whatever the driver."""
+    with pytest.raises(BackstampError, match="nvidia-cuda-runtime-cu12 is not installed"):
+        plan_of({"sgl-kernel": "0.3.21", "torch": "2.9.1"}, attention_backend="fa3")
 
 
 def test_fa4_needs_the_compiler_too():

@@ -21,8 +21,8 @@ __all__ = ["CuteFunction"]
 #: Rows past which FA4 compiles a kernel that looks its rows up. Source: flash_attn/cute/interface.py,
 #: `BIN_BATCH_SEARCH_THRESH`.
 MANY_ROWS = 256
-#: Query rows (tokens times heads a KV head) of one tile: short steps are compiled apart.
-TILE_ROWS = 128
+#: Query rows (tokens times heads a KV head) of one tile, by chip and head dim: a step that fits one is compiled apart.
+TILE_ROWS = (128, 192, 256)
 
 
 class CuteFunction:
@@ -78,7 +78,7 @@ class CuteFunction:
             f"{heads} heads a KV head",
             "ragged" if call.kv_indptr is not None else "paged",
             "causal" if call.causal else "non-causal",
-            "short" if batch.max_q_len * heads <= TILE_ROWS else "long",
+            next((f"up to {rows} query rows" for rows in TILE_ROWS if batch.max_q_len * heads <= rows), "long"),
             *(("many rows",) if batch.num_rows > MANY_ROWS else ()),
             *(("window",) if layer.window_left >= 0 else ()),
             *((f"softcap {layer.softcap}",) if layer.softcap else ()),

@@ -49,12 +49,12 @@ FLASH_ATTN_3 = Offer(
 )
 
 # CONFIG of the wheel: no softcap (FLASHATTENTION_DISABLE_SOFTCAP), no unlike head dims (DISABLE_HDIMDIFF64, 192); sinks
-# are an argument of its own, "must have dtype bfloat16". The image needs libcudart.so.13
+# are an argument of its own, "must have dtype bfloat16". The image needs libcudart.so.13 and torch's stable ABI
 TOKENSPEED_FA3 = replace(
     FLASH_ATTN_3,
     factory="backstamp_fa3.backend:build_tokenspeed_fa3",
     requires=("tokenspeed-fa3>=3.0.0.post20260810", "torch>=2.11"),
-    runtimes=("cuda>=13.0",),
+    runtimes=("cuda>=13.0,<14",),
     head_dims=SAME_DIMS,
     features=FLASH_ATTN_3.features - {"softcap"} | {"sinks"},
     sink_dtypes=frozenset({"bf16"}),
@@ -68,7 +68,7 @@ FA3_FWD = replace(
     FLASH_ATTN_3,
     factory="backstamp_fa3.backend:build_fa3_fwd",
     requires=("fa3-fwd>=0.0.3", "torch>=2.11"),
-    runtimes=("cuda>=13.0",),
+    runtimes=("cuda>=13.0,<14",),
     phases=frozenset({"prefill"}),
     draft_phases=frozenset(),
     dtypes=frozenset({"bf16"}),
@@ -79,22 +79,23 @@ FA3_FWD = replace(
     priority=61,
 )
 
-# SGLang's own build, everything on and sinks besides ("must have dtype bfloat16"); libcudart.so.13
+# SGLang's own build, everything on and sinks besides ("must have dtype bfloat16"). It needs libcudart.so.13 and the C++
+# symbols of the torch it names in its metadata
 SGLANG_KERNEL = replace(
     FLASH_ATTN_3,
     factory="backstamp_fa3.backend:build_sglang_kernel",
-    requires=("sglang-kernel>=0.4.10", "torch>=2.11"),
-    runtimes=("cuda>=13.0",),
+    requires=("sglang-kernel>=0.4.10", "torch>=2.14.1"),
+    runtimes=("cuda>=13.0,<14",),
     features=FLASH_ATTN_3.features | {"sinks"},
     sink_dtypes=frozenset({"bf16"}),
     sink_conversion="any",
     priority=59,
 )
-# its name until 0.3.21; libcudart.so.12
+# its name until 0.3.21, the last: torch 2.9.1 by its README, and libcudart.so.12, which a torch of CUDA 13 has not
 SGL_KERNEL = replace(
     SGLANG_KERNEL,
     factory="backstamp_fa3.backend:build_sgl_kernel",
-    requires=("sgl-kernel>=0.3.21", "torch>=2.9"),
+    requires=("sgl-kernel>=0.3.21", "torch>=2.9.1,<2.10", "nvidia-cuda-runtime-cu12>=12.3"),
     runtimes=("cuda>=12.3",),
     priority=58,
 )
@@ -145,8 +146,9 @@ FA4_HOPPER = Offer(
     requires=("tokenspeed-fa4>=4.0.0.post20260923", "nvidia-cutlass-dsl>=4.8", "torch>=2.11"),
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"fp16", "bf16"}),
-    # "Paged KV does not support irregular head dim": multiples of 16 (flash_fwd_sm90.py)
-    head_dims=(64, 96, 128, 192, (192, 128)),
+    # "Paged KV does not support irregular head dim" (flash_fwd_sm90.py); and of 96 it loads 160 slots into a tile of
+    # 144 (`_tile_size_fwd_sm90`; paged_kv.py, 32 rows a pass), over the stage behind it
+    head_dims=(64, 128, 192, (192, 128)),
     page_sizes=PageSizes(preferred=64, exact=(1, 2, 4, 8, 16, 32, 64)),
     kv_forms=frozenset({"paged", "ragged"}),
     index_forms=frozenset({"page_table"}),
