@@ -99,7 +99,7 @@ def fa3_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, **rest: Any) -> tu
 
 
 def fa4_forward(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Any, Any]:
-    """`flash_attn_varlen_func` of FA4: None is no bound of a window, and the sinks are bf16."""
+    """`flash_attn_varlen_func` of FA4: None is no bound of a window, and sinks keep their dtype."""
     left, right = (-1 if side is None else side for side in rest["window_size"])
     assert rest["window_size"] != (-1, -1)
     sinks = rest["learnable_sink"]
@@ -109,6 +109,7 @@ def fa4_forward(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> tuple[Any, Any]
         q, k, v, rest["cu_seqlens_q"], rest["seqused_k"], rest["cu_seqlens_k"], table, None,
         scale=rest["softmax_scale"], causal=rest["causal"], left=left, right=right, softcap=rest["softcap"],
         sinks=sinks, whole=table is not None and k.shape[1] == 128, max_q_len=rest["max_seqlen_q"], keyless=True,
+        sink_dtypes=(torch.float16, torch.bfloat16, torch.float32),
     )  # fmt: skip
     return answer.to(q.dtype), lse if rest["return_lse"] else None
 
@@ -130,12 +131,13 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, used_k: Tensor | None, cu_k: Tensor | None, table: Tensor | None,
     q_v: Tensor | None, *, scale: float, causal: bool, left: int, right: int, softcap: float, sinks: Tensor | None,
     whole: bool, max_q_len: int, keyless: bool = False,
+    sink_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs `[T, H, Dv]` and LSE `[H, T]`; bottom-right aligned, as every FlashAttention is.
 
     `keyless` leaves NaN and 0 for tokens of a row without keys.
     """
-    assert sinks is None or (sinks.dtype is torch.bfloat16 and sinks.is_contiguous())
+    assert sinks is None or (sinks.dtype in sink_dtypes and sinks.is_contiguous())
     out = torch.full((q.shape[0], q.shape[1], v.shape[-1]), float("nan"), dtype=torch.float64)
     lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
     share = q.shape[1] // k.shape[-2]

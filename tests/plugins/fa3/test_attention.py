@@ -203,7 +203,7 @@ def test_nothing_to_attend_launches_nothing(row, lens, monkeypatch):
     assert torch.equal(lse, torch.full_like(lse, float("-inf")))
 
 
-@pytest.mark.parametrize("row", ["tokenspeed-fa3", "tokenspeed-fa4", "mate"])
+@pytest.mark.parametrize("row", ["tokenspeed-fa3", "sglang-kernel", "mate"])
 def test_sinks_stored_elsewhere_are_read_through_one_buffer(row, monkeypatch):
     """Its address never changes; a copy ticks the counter, `.data` does not: `refresh_parameters` is the way out."""
     stored = torch.nn.Parameter(torch.tensor([0.5, -1.0, 2.0, 0.0]), requires_grad=False)
@@ -215,7 +215,7 @@ def test_sinks_stored_elsewhere_are_read_through_one_buffer(row, monkeypatch):
         def run():
             backend.forward(step.q, step.kv, case.layer, backend.plan(step.batch))
             last = calls[-1] if isinstance(calls[-1], dict) else calls[-1].arguments
-            sinks = last["learnable_sink"] if "learnable_sink" in last else last["sinks"]
+            sinks = last["sinks"]
             seen.append(sinks.data_ptr())
             return sinks.tolist()
 
@@ -227,6 +227,17 @@ def test_sinks_stored_elsewhere_are_read_through_one_buffer(row, monkeypatch):
         backend.refresh_parameters()
         assert run() == [3.0, 3.0, 3.0, 3.0]
     assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fa4_reads_sinks_where_they_are_stored(dtype, monkeypatch):
+    """No copy, and no rounding of fp32 ones."""
+    layer = replace(LAYER, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=dtype))
+    case = replace(CASES["sinks"], layer=layer)
+    step = make(case)
+    with built("tokenspeed-fa4", request("tokenspeed-fa4", case), monkeypatch) as (backend, calls):
+        backend.forward(step.q, step.kv, layer, backend.plan(step.batch))
+    assert calls[0].arguments["learnable_sink"] is layer.sinks
 
 
 def test_sinks_without_a_counter_are_converted_each_step(monkeypatch):

@@ -26,17 +26,23 @@ class FlashAttention:
 
     `whole_pages` is the page size from which the build may load pages whole, their unused slots too: those may hold
     NaN, and 0 times NaN is NaN. From there on it is told of left padding, of none, which makes it load slot by slot.
-    `keyless` says that it answers nothing sensible for tokens of a row without keys.
+    `keyless` says that it answers nothing sensible for tokens of a row without keys; `sink_dtypes` are those it reads.
     """
 
     def __init__(
-        self, request: BuildRequest, library: Library, *, whole_pages: int | None = None, keyless: bool = False
+        self,
+        request: BuildRequest,
+        library: Library,
+        *,
+        whole_pages: int | None = None,
+        keyless: bool = False,
+        sink_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,),
     ) -> None:
         self._request = request
         self._library = library
         self._keyless = keyless
         device = torch.device(request.device)
-        self._sinks = SinkBuffers(torch.bfloat16)
+        self._sinks = SinkBuffers(sink_dtypes)
         self._positions = torch.arange(request.max_tokens, dtype=torch.int32, device=device)
         by_slot = whole_pages is not None and request.page_size >= whole_pages
         self._no_padding = torch.zeros(request.max_rows, dtype=torch.int32, device=device) if by_slot else None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 
+import torch
+
 from backstamp.factories import BuildRequest, Built
 from backstamp.row_checks import check_build
 from backstamp_fa3.attention import FlashAttention
@@ -29,6 +31,8 @@ __all__ = [
 #: The shortest tile of keys of any FA3 kernel: a page of a multiple of it may be loaded whole. Source: hopper/
 #: tile_size.h, `tile_size_fwd_sm90`; hopper/flash_api_stable.cpp, `get_pagedkv_tma`.
 SHORTEST_TILE_TOKENS = 64
+#: Source: flash_attn/cute/interface.py, `_LEARNABLE_SINK_DTYPES`.
+FA4_SINK_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 FLASH_ATTN_3 = OpName("flash_attn_interface", "flash_attn_3", has_sinks=False)
 #: Another build of the same package, with an argument more.
@@ -96,4 +100,4 @@ def _fa4(request: BuildRequest) -> Built:
     splits = 1 if request.offer.archs == ("9.0",) else 0
     library = CuteFunction(interface.flash_attn_varlen_func, splits)
     # a row without keys is masked as if it had a tile of them (`n_block` of -1, flash_attn/cute/flash_fwd_sm90.py)
-    return Built("fa4", FlashAttention(request, library, keyless=True))
+    return Built("fa4", FlashAttention(request, library, keyless=True, sink_dtypes=FA4_SINK_DTYPES))

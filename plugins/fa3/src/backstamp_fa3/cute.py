@@ -82,6 +82,6 @@ class CuteFunction:
             *(("many rows",) if batch.num_rows > MANY_ROWS else ()),
             *(("window",) if layer.window_left >= 0 else ()),
             *((f"softcap {layer.softcap}",) if layer.softcap else ()),
-            *(("sinks",) if call.sinks is not None else ()),
+            *((f"{str(call.sinks.dtype).removeprefix('torch.')} sinks",) if call.sinks is not None else ()),
             *(("lse",) if call.with_lse else ()),
         )

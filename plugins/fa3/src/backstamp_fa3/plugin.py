@@ -155,9 +155,8 @@ FA4_HOPPER = Offer(
     prefix=True,
     mask_format="internal_causal",
     features=frozenset({"window", "softcap", "sinks", "non_causal", "lse", "topk", "cross", "encoder"}),
-    # betas before b19 assert bf16, and models store the one dtype that every kernel is sure to read
-    sink_dtypes=frozenset({"bf16"}),
-    sink_conversion="any",
+    # `_LEARNABLE_SINK_DTYPES`; betas before b19 read bf16 alone
+    sink_dtypes=frozenset({"bf16", "fp16", "fp32"}),
     # what is compiled follows the shape of the batch: steps of one shape, compiled before they are captured
     graph="uniform",
     plan="device",

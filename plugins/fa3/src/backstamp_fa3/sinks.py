@@ -25,10 +25,10 @@ class _Kept:
 
 
 class SinkBuffers:
-    """The sinks of a backend's layers, converted where they are stored in another dtype."""
+    """The sinks of a backend's layers, converted to the first dtype its library reads where it does not read theirs."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
+        self._dtypes = dtypes
         self._kept: dict[int, _Kept] = {}
 
     def update(self, layers: tuple[LayerSpec, ...]) -> None:
@@ -43,12 +43,13 @@ class SinkBuffers:
             kept.seen = None
 
     def read(self, layer_id: int, stored: Tensor) -> Tensor:
-        """One layer's sinks `[Hq]` in the wanted dtype, contiguous."""
-        if stored.dtype is self._dtype and stored.is_contiguous():
+        """One layer's sinks `[Hq]` in a dtype the library reads, contiguous."""
+        dtype = stored.dtype if stored.dtype in self._dtypes else self._dtypes[0]
+        if stored.dtype is dtype and stored.is_contiguous():
             return stored
         kept = self._kept.get(layer_id)
         if kept is None:
-            buffer = torch.empty(stored.shape, dtype=self._dtype, device=stored.device)
+            buffer = torch.empty(stored.shape, dtype=dtype, device=stored.device)
             kept = self._kept[layer_id] = _Kept(stored, None, buffer)
         # a tensor made in inference mode has no counter: it is converted each time
         seen = None if stored.is_inference() else (stored._version, stored.data_ptr())
