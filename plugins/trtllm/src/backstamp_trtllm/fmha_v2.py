@@ -1,0 +1,174 @@
+"""FMHA v2 on SM90 and SM12x: prefill over a paged cache, whose pages are gathered into one pool a layer.
+
+In: the call contract's batches with exact host lengths. Out: attention outputs, written in place. The kernel addresses
+every page as a whole block relative to one base pointer, K before V, and multiplies the unused tail of a last page by
+zero: a NaN there would show. So each layer's used pages are gathered, and the tails of the last ones cleared, in a
+pool of our own; the engine's cache is only read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from flashinfer.prefill import trtllm_fmha_v2_prefill
+from torch import Tensor
+
+from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import check_batch, check_build, check_call
+from backstamp_trtllm.launches import Announcer, deliver, landing, silence, zeros
+from backstamp_trtllm.sinks import SinkBuffers
+from backstamp_trtllm.steps import Step, plan_step
+
+__all__ = ["FmhaV2Prefill"]
+
+#: The scheduler's tile counter is all that these kernels keep in it.
+WORKSPACE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class GatherStep:
+    """A step over its gathered pages: N used pages in row order, and one more that rows without keys point at.
+
+    Attributes:
+        used_tokens: query tokens that belong to rows; pads follow them.
+        max_q_len, max_kv_len: exact.
+        page_ids: `[N + 1]` i32, which page of the cache each gathered one is.
+        table: `[B, 2, W]` i32, where each row's pages lie in the pool: K, then V.
+        last: `[B]` i64 each row's last page; `unused [B, page]` bool its slots past `kv_len`.
+    """
+
+    step: Step
+    used_tokens: int
+    max_q_len: int
+    max_kv_len: int
+    page_ids: Tensor
+    table: Tensor
+    last: Tensor
+    unused: Tensor
+
+
+class FmhaV2Prefill:
+    """Prefill with cached prefixes, windows, softcap and sinks."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        check_build(request)
+        self._request = request
+        self._announce = Announcer(request.kernel)
+        self._sinks = SinkBuffers(request.layers)
+        self._workspace = zeros(WORKSPACE_BYTES, request.device)
+
+    def refresh_parameters(self) -> None:
+        """Convert the sinks again, after a weight reload that no in-place counter saw."""
+        self._sinks.refresh()
+
+    def plan(self, batch: Batch, *, state: GatherStep | None = None, capture: bool = False) -> GatherStep:
+        """Check the batch and lay out the gathered pages from its host lengths. Nothing of `state` is kept.
+
+        Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
+        """
+        check_batch(self._request, batch, capture=capture)
+        self._sinks.update()
+        step = plan_step(batch, capture=False, kv_indptr=True)
+        assert batch.qo_indptr_host is not None, "check_batch found host lengths"
+        assert batch.kv_lens_host is not None, "check_batch found host lengths"
+        rows, page_size = batch.num_rows, self._request.page_size
+        q_ends = batch.qo_indptr_host[: rows + 1]
+        kv_lens = batch.kv_lens_host[:rows]
+        device = batch.kv_lens.device
+        counts = (kv_lens + page_size - 1) // page_size
+        total, widest = int(counts.sum()), max(1, int(counts.max()) if rows else 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        starts = (ends - counts).to(device, non_blocking=True)
+        columns = torch.arange(widest, dtype=torch.int32, device=device)
+        # past a row's pages the table may point at its neighbour's: the kernel stops at the row's own count
+        table = (starts[:, None] + columns[None, :]).clamp_(max=total)
+        last = torch.where(counts > 0, ends - 1, total).to(device, non_blocking=True).long()
+        tails = (kv_lens - (counts - 1).clamp(min=0) * page_size).to(device, non_blocking=True)
+        return GatherStep(
+            step,
+            used_tokens=int(q_ends[rows]),
+            max_q_len=int(q_ends.diff().max()) if rows else 0,
+            max_kv_len=int(kv_lens.max()) if rows else 0,
+            page_ids=self._page_ids(step, counts.to(device, non_blocking=True), total),
+            # V's blocks follow the N + 1 blocks of K
+            table=torch.stack([table, table + (total + 1)], dim=1),
+            last=last,
+            unused=torch.arange(page_size, device=device)[None, :] >= tails[:, None],
+        )
+
+    def forward(
+        self,
+        q: Tensor,
+        kv: PagedKV | None,
+        layer: LayerSpec,
+        state: GatherStep,
+        *,
+        out: Tensor | None = None,
+        lse: Tensor | None = None,
+        new: RaggedKV | None = None,
+        q_rope: Tensor | None = None,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
+        step, batch = state.step, state.step.batch
+        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        assert kv is not None, "check_call found a paged cache"
+        assert kv.v is not None, "and its values"
+        if out is None:
+            out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
+        if batch.num_rows == 0 or batch.num_tokens == 0:
+            return out
+        written = landing(out)
+        if state.used_tokens and state.max_kv_len:
+            keys, values = self._gather(kv.k, kv.v, state)
+            self._launch(q, keys, values, layer, state, written)
+        silence(step.dead, written)
+        return deliver(out, written)
+
+    def _launch(
+        self, q: Tensor, keys: Tensor, values: Tensor, layer: LayerSpec, state: GatherStep, written: Tensor
+    ) -> None:
+        step, used = state.step, state.used_tokens
+        with self._announce.first("prefill", self._request.dtype, "Q_PAGED_KV_NHD"):
+            trtllm_fmha_v2_prefill(
+                qkv=(q[:used].contiguous(), (keys, values)),
+                input_layout="Q_PAGED_KV_NHD",
+                workspace_buffer=self._workspace,
+                seq_lens=step.kv_lens,
+                max_q_len=state.max_q_len,
+                max_kv_len=state.max_kv_len,
+                bmm1_scale=layer.scale,
+                bmm2_scale=1.0,
+                batch_size=step.batch.num_rows,
+                cum_seq_lens_q=step.qo_indptr,
+                cum_seq_lens_kv=step.kv_indptr,
+                block_tables=state.table,
+                out=written[:used],
+                sinks=self._sinks.of(layer),
+                logits_soft_cap_scale=layer.softcap or None,
+                # named, because a window of no key before self would else be taken for none
+                mask_mode="sliding_window" if layer.window_left >= 0 else "causal",
+                window_left=layer.window_left,
+            )
+
+    def _gather(self, k: Tensor, v: Tensor, state: GatherStep) -> tuple[Tensor, Tensor]:
+        """The used pages of one layer, K and V halves of one allocation, clear past each row's last token."""
+        pool = torch.empty(2, state.page_ids.shape[0], *k.shape[1:], dtype=k.dtype, device=k.device)
+        torch.index_select(k, 0, state.page_ids, out=pool[0])
+        torch.index_select(v, 0, state.page_ids, out=pool[1])
+        for half in pool:
+            tails = half.index_select(0, state.last).masked_fill_(state.unused[:, :, None, None], 0.0)
+            half.index_copy_(0, state.last, tails)
+        return pool[0], pool[1]
+
+    def _page_ids(self, step: Step, counts: Tensor, total: int) -> Tensor:
+        """Cache ids of the gathered pages in row order, then page 0 for rows without keys."""
+        ids = torch.zeros(total + 1, dtype=torch.int32, device=step.table.device)
+        if total:
+            at = torch.arange(total, dtype=torch.int32, device=ids.device)
+            ends = counts.cumsum(0, dtype=torch.int32)
+            rows = torch.searchsorted(ends, at, right=True)
+            ids[:total] = step.table[rows, (at - (ends - counts)[rows]).long()]
+        return ids

@@ -1,0 +1,207 @@
+"""One step as these kernels need it: a page table they can address, equal query lengths, and what each token sees.
+
+In: a checked `Batch`. Out: a `Step` whose tensors keep their addresses while `refresh` gives them a later batch's
+values. Host mirrors are read where they are exact; nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import refusal
+
+__all__ = ["Step", "TokenRows", "plan_step", "refresh_step", "update_step"]
+
+
+@dataclass(slots=True)
+class TokenRows:
+    """Each token's row `[T]` i64, its place in that row `[T]` i32, and how many keys it sees `[T]` i32.
+
+    Tokens of no row, and of rows without keys, see none.
+    """
+
+    rows: Tensor
+    offsets: Tensor
+    visible: Tensor
+
+
+@dataclass(slots=True)
+class Step:
+    """What `plan` answers.
+
+    Attributes:
+        batch: the step, whose tensors are read at their addresses.
+        q_len: query tokens of every row; 0 where rows differ or nobody says.
+        table: `[B, W]` i32 contiguous page ids; `copied` where it is ours and not the engine's.
+        tokens: what each token is; None where neither lengths nor pads need it.
+        dead: `[T, 1, 1]` bool, tokens that see no key; None where the host knows of none.
+        kv_indptr: `[B+1]` i32 cumulative key counts, for kernels that read them.
+    """
+
+    batch: Batch
+    q_len: int
+    table: Tensor
+    copied: bool
+    tokens: TokenRows | None = None
+    dead: Tensor | None = None
+    kv_indptr: Tensor | None = None
+
+    @property
+    def kv_lens(self) -> Tensor:
+        """`[B]` i32."""
+        return self.batch.kv_lens[: self.batch.num_rows]
+
+    @property
+    def qo_indptr(self) -> Tensor:
+        """`[B+1]` i32."""
+        return self.batch.qo_indptr[: self.batch.num_rows + 1]
+
+
+def plan_step(
+    batch: Batch,
+    *,
+    capture: bool,
+    every_token: bool = False,
+    always_tokens: bool = False,
+    kv_indptr: bool = False,
+    table_multiple: int = 1,
+) -> Step:
+    """A new step. `every_token` asks for `tokens` of steps with more than one token a row, `always_tokens` of any,
+    `kv_indptr` for cumulative key counts, `table_multiple` for a page table of such a width.
+
+    With `capture` no host length is trusted: a replay may have others.
+    """
+    rows, tokens = batch.num_rows, batch.num_tokens
+    table, copied = _table(batch, table_multiple)
+    step = Step(batch, 0 if rows == 0 or tokens == 0 else _equal_length(batch, capture), table, copied)
+    if rows == 0 or tokens == 0:
+        return step
+    device = batch.kv_lens.device
+    quiet = not capture and _all_see(batch)
+    if not quiet or always_tokens or (every_token and step.q_len != 1):
+        step.tokens = TokenRows(
+            torch.empty(tokens, dtype=torch.int64, device=device),
+            torch.empty(tokens, dtype=torch.int32, device=device),
+            torch.empty(tokens, dtype=torch.int32, device=device),
+        )
+    if not quiet:
+        step.dead = torch.empty(tokens, 1, 1, dtype=torch.bool, device=device)
+    if kv_indptr:
+        step.kv_indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+    update_step(step)
+    return step
+
+
+def update_step(step: Step) -> None:
+    """The device half: everything derived from lengths again, at the same addresses. Recordable in a graph."""
+    if step.tokens is not None:
+        _fill_tokens(step, step.tokens)
+        if step.dead is not None:
+            torch.eq(step.tokens.visible, 0, out=step.dead.view(-1))
+    if step.kv_indptr is not None:
+        torch.cumsum(step.kv_lens, 0, dtype=torch.int32, out=step.kv_indptr[1:])
+
+
+def refresh_step(request: BuildRequest, step: Step, batch: Batch) -> Step:
+    """Give a step that graphs may have recorded a new batch's values.
+
+    Raises:
+        UnsupportedBatch: the batch needs another launch than the recorded one.
+    """
+    old = step.batch
+    for name, needed, found in (
+        ("num_rows", old.num_rows, batch.num_rows),
+        ("num_tokens", old.num_tokens, batch.num_tokens),
+        ("tree", old.tree is not None, batch.tree is not None),
+        ("equal q_len", step.q_len, step.q_len if step.dead is not None else _equal_length(batch, capture=False)),
+    ):
+        if needed != found:
+            raise refusal(request, name, f"{needed}, as planned", str(found), fix="Plan a new state")
+    for name, most, length in (
+        ("max_q_len", old.max_q_len, batch.max_q_len),
+        ("max_kv_len", old.max_kv_len, batch.max_kv_len),
+    ):
+        if length > most:
+            raise refusal(request, name, f"at most {most}, as planned", str(length), fix="Plan a new state")
+    if step.dead is None and not _all_see(batch):
+        raise refusal(request, "kv_lens", "rows that all see keys, as planned", "an empty row", fix="Plan a new state")
+    pairs = [("qo_indptr", old.qo_indptr, batch.qo_indptr), ("kv_lens", old.kv_lens, batch.kv_lens)]
+    if old.tree is not None and batch.tree is not None:
+        pairs.append(("tree.buffer", old.tree.buffer, batch.tree.buffer))
+        if old.tree.indptr is not None and batch.tree.indptr is not None:
+            pairs.append(("tree.indptr", old.tree.indptr, batch.tree.indptr))
+    table = batch.index.page_table
+    assert table is not None, "check_batch found a page table"
+    if step.copied or table.data_ptr() != step.table.data_ptr():
+        width = min(table.shape[1], step.table.shape[1])
+        step.table[:, :width].copy_(table[: batch.num_rows, :width])
+    for name, target, source in pairs:
+        if target.data_ptr() != source.data_ptr():
+            if target.shape != source.shape:
+                raise refusal(request, name, f"{list(target.shape)}, as planned", str(list(source.shape)))
+            target.copy_(source)
+    update_step(step)
+    return step
+
+
+def _table(batch: Batch, multiple: int) -> tuple[Tensor, bool]:
+    """The page table as contiguous rows: the engine's own where its rows can be read whole, else a copy."""
+    table = batch.index.page_table
+    assert table is not None, "check_batch found a page table"
+    table = table[: batch.num_rows]
+    rows, width = table.shape
+    fits = width % multiple == 0
+    if table.dtype is torch.int32 and fits and table.is_contiguous():
+        return table, False
+    stride = table.stride(0)
+    whole = table.untyped_storage().nbytes() // table.element_size() - table.storage_offset()
+    wider = stride > width and stride % multiple == 0 and table.stride(1) == 1 and rows * stride <= whole
+    if table.dtype is torch.int32 and wider:
+        # a view of the first columns of a wider table: hand over its whole rows, the lengths say how many ids count
+        return table.as_strided((rows, stride), (stride, 1)), False
+    copy = torch.zeros(rows, -(-width // multiple) * multiple, dtype=torch.int32, device=table.device)
+    copy[:, :width].copy_(table)
+    return copy, True
+
+
+def _equal_length(batch: Batch, capture: bool) -> int:
+    """How many tokens every row has, if the engine says so or exact host lengths show it; else 0."""
+    if batch.decode_q_len is not None and batch.num_decode_rows == batch.num_rows:
+        length = batch.decode_q_len
+    elif batch.phase == "draft_decode" and batch.max_q_len == 1:
+        # the draft loop's rows are one query each, whatever else is unknown
+        length = 1
+    elif capture or batch.qo_indptr_host is None or not batch.host_exact:
+        return 0
+    else:
+        lengths = batch.qo_indptr_host[: batch.num_rows + 1].diff()
+        length = int(lengths[0])
+        if bool((lengths != length).any()):
+            return 0
+    return length if length * batch.num_rows == batch.num_tokens else 0
+
+
+def _all_see(batch: Batch) -> bool:
+    """Whether exact host lengths show that every token has a row and every row has keys."""
+    if not batch.host_exact or batch.qo_indptr_host is None or batch.kv_lens_host is None:
+        return False
+    rows = batch.num_rows
+    return int(batch.qo_indptr_host[rows]) == batch.num_tokens and bool((batch.kv_lens_host[:rows] > 0).all())
+
+
+def _fill_tokens(step: Step, tokens: TokenRows) -> None:
+    indptr = step.qo_indptr
+    at = torch.arange(step.batch.num_tokens, dtype=torch.int32, device=indptr.device)
+    # of rows that start at the same token, the last one holds it: the others are empty
+    rows = (torch.searchsorted(indptr, at, right=True) - 1).clamp_(max=step.batch.num_rows - 1)
+    stops = indptr[rows + 1]
+    tokens.rows.copy_(rows)
+    tokens.offsets.copy_(at - indptr[rows])
+    # token i of a row sees kv_len - q_len + i + 1 keys
+    seen = step.kv_lens[rows] - stops + at + 1
+    tokens.visible.copy_(torch.where(at < stops, seen, 0).clamp_(min=0))
