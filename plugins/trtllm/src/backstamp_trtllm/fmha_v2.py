@@ -36,7 +36,8 @@ class GatherStep:
         max_q_len, max_kv_len: exact.
         page_ids: `[N + 1]` i32, which page of the cache each gathered one is.
         table: `[B, 2, W]` i32, where each row's pages lie in the pool: K, then V.
-        last: `[B]` i64 each row's last page; `unused [B, page]` bool its slots past `kv_len`.
+        last: `[B + 1]` i64 each row's last page, then the one more.
+        unused: `[B + 1, page]` bool, slots of those pages past `kv_len`.
     """
 
     step: Step
@@ -84,8 +85,10 @@ class FmhaV2Prefill:
         columns = torch.arange(widest, dtype=torch.int32, device=device)
         # past a row's pages the table may point at its neighbour's: the kernel stops at the row's own count
         table = (starts[:, None] + columns[None, :]).clamp_(max=total)
-        last = torch.where(counts > 0, ends - 1, total).to(device, non_blocking=True).long()
-        tails = (kv_lens - (counts - 1).clamp(min=0) * page_size).to(device, non_blocking=True)
+        spare = torch.tensor([total], dtype=torch.int32)
+        last = torch.cat([torch.where(counts > 0, ends - 1, total), spare]).to(device, non_blocking=True).long()
+        tails = torch.cat([kv_lens - (counts - 1).clamp(min=0) * page_size, torch.zeros_like(spare)])
+        tails = tails.to(device, non_blocking=True)
         return GatherStep(
             step,
             used_tokens=int(q_ends[rows]),

@@ -92,12 +92,11 @@ XQA = Offer(
     companions=COMPANIONS,
 )
 
-# Source: xqa.py, `run_sm90_fp8_mha`: elsewhere the generic kernel widens e4m3 keys to the query's dtype
+# Source: xqa.py, `run_sm90_fp8_mha`: elsewhere the generic kernel widens e4m3 keys to the query's dtype. On SM90 decode
+# would take mha_sm90.cu, which loads whole pages and multiplies slots nobody wrote by zero: a NaN there would show
 XQA_FP8 = replace(
     XQA, archs=("12.0", "12.1"), kv_dtypes=frozenset({"e4m3fn"}), kv_dtype_names=FP8_NAMES, dtypes=frozenset({"bf16"})
 )
-# on SM90 decode takes mha_sm90.cu, whose products are fp8: not exact, so `auto` never takes it unasked
-XQA_FP8_SM90 = replace(XQA_FP8, archs=("9.0",), accuracy="fp8_products")
 
 FMHA_V2 = Offer(
     kernel="fmha_v2",
@@ -201,7 +200,6 @@ def backstamp_offers() -> tuple[Offer, ...]:
         TRTLLM_MHA_FP8,
         XQA,
         XQA_FP8,
-        XQA_FP8_SM90,
         FMHA_V2,
         TRTLLM_MLA,
         TRTLLM_MLA_RAGGED,

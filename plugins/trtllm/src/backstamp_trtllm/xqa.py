@@ -1,7 +1,8 @@
 """XQA on SM90 and SM12x: decode of one token a row, and of drafts under a mask, through flashinfer's XQA entry.
 
-In: the call contract's batches, caches and layers. Out: attention outputs, written in place. One token a row takes the
-plain kernel; anything else takes the ragged speculative one, whose rows may have any length up to the ladder's top.
+In: the call contract's batches, caches and layers. Out: attention outputs, written in place. Steps of at most one token
+a row take the plain kernel; others take the ragged speculative one, whose rows may have any length up to the ladder's
+top. Where some rows of a plain step have no token, every token goes in as a row.
 Bound is `xqa_batch_decode_with_kv_cache` itself, because `trtllm_batch_decode_with_kv_cache` picks a kernel by chip
 under one name and cannot take ragged rows here.
 """
@@ -29,14 +30,25 @@ __all__ = ["LADDER", "XqaAttention"]
 LADDER = (8, 32, 128)
 #: What flashinfer cuts off the workspace for semaphores.
 SEMAPHORE_BYTES = 8 << 20
+#: Source: mha.cu, `persistentQ`: the query heads of one KV head lie in one tile of 16 KiB, which is 32 heads of 256.
+MOST_HEADS_A_GROUP = 32
 
 
 @dataclass(slots=True)
 class XqaStep:
-    """A step, the ladder's rung it runs on (0: one token a row), its mask, and the layer that fills a tree's mask."""
+    """A step as the kernel takes it.
+
+    Attributes:
+        drafts: the ladder's rung it runs on; 0 for the plain kernel.
+        table, kv_lens: `[R, W]` i32 and `[R]` i32, of the step's rows, or of its tokens where those are the rows.
+        mask: which tokens of its row each token sees; None for the plain kernel.
+        owner: the layer that fills a tree's mask.
+    """
 
     step: Step
     drafts: int
+    table: Tensor
+    kv_lens: Tensor
     mask: Tensor | None = None
     owner: int | None = None
 
@@ -47,6 +59,8 @@ class XqaAttention:
     def __init__(self, request: BuildRequest) -> None:
         check_build(request)
         self._request = request
+        for spec in request.layers:
+            self._check_group(spec)
         self._announce = Announcer(request.kernel)
         self._sinks = SinkBuffers(request.layers)
         device = torch.device(request.device)
@@ -82,10 +96,15 @@ class XqaAttention:
             self._fill(state)
             return state
         step = plan_step(batch, capture=capture, every_token=True)
-        if step.q_len == 1 or batch.num_rows == 0 or batch.num_tokens == 0:
-            return XqaStep(step, 0)
-        drafts = next(rung for rung in LADDER if rung >= batch.max_q_len)
-        planned = XqaStep(step, drafts, new_mask(batch.num_tokens, drafts, batch.kv_lens.device))
+        if step.q_len == 1 or step.tokens is None:
+            return XqaStep(step, 0, step.table, step.kv_lens)
+        if batch.max_q_len <= 1:
+            table = step.table.new_empty(batch.num_tokens, step.table.shape[1])
+            planned = XqaStep(step, 0, table, step.tokens.visible)
+        else:
+            drafts = next(rung for rung in LADDER if rung >= batch.max_q_len)
+            mask = new_mask(batch.num_tokens, drafts, batch.kv_lens.device)
+            planned = XqaStep(step, drafts, step.table, step.kv_lens, mask)
         self._fill(planned)
         return planned
 
@@ -132,8 +151,8 @@ class XqaAttention:
                 query=q.contiguous(),
                 kv_cache=(kv.k, kv.v),
                 workspace_buffer=self._workspace,
-                block_tables=step.table,
-                seq_lens=step.kv_lens,
+                block_tables=state.table,
+                seq_lens=state.kv_lens,
                 max_seq_len=batch.max_kv_len,
                 bmm1_scale=bmm1_scale,
                 bmm2_scale=bmm2_scale,
@@ -150,10 +169,17 @@ class XqaAttention:
         return deliver(out, written)
 
     def _fill(self, state: XqaStep) -> None:
-        """The causal mask; a tree's is filled in `forward`, because the engine may write the tree after planning."""
-        if state.mask is not None and state.step.batch.tree is None:
-            assert state.step.tokens is not None, "planned with every token"
-            fill_causal(state.mask, self._words[state.drafts], state.step.tokens)
+        """Each token's pages, where tokens are rows, and the causal mask.
+
+        A tree's is filled in `forward`, because the engine may write the tree after planning.
+        """
+        step = state.step
+        if step.tokens is None:
+            return
+        if state.table is not step.table and state.mask is None:
+            torch.index_select(step.table, 0, step.tokens.rows, out=state.table)
+        if state.mask is not None and step.batch.tree is None:
+            fill_causal(state.mask, self._words[state.drafts], step.tokens)
 
     def _fill_tree(self, state: XqaStep, layer: LayerSpec) -> None:
         """The tree's mask, once a step, in the first layer's call: what a graph records there runs in every replay."""
@@ -162,8 +188,15 @@ class XqaAttention:
         state.owner = layer.layer_id
         fill_tree(state.mask, state.step, state.drafts)
 
+    def _check_group(self, layer: LayerSpec) -> None:
+        group = layer.num_qo_heads // layer.num_kv_heads
+        if group > MOST_HEADS_A_GROUP:
+            needed = f"at most {MOST_HEADS_A_GROUP} query heads a KV head"
+            raise refusal(self._request, f"num_qo_heads of layer {layer.layer_id}", needed, str(group))
+
     def _check_layer(self, k: Tensor, v: Tensor, layer: LayerSpec, batch: Batch) -> None:
         """What XQA needs beyond the row: one set of strides for keys and values, in whole heads."""
+        self._check_group(layer)
         if k.stride() != v.stride() or any(stride % layer.head_dim for stride in k.stride()[:3]):
             needed = f"keys and values of the same strides, in multiples of {layer.head_dim}"
             raise refusal(self._request, "kv strides", needed, f"{k.stride()} and {v.stride()}", phase=batch.phase)
