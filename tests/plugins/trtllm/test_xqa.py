@@ -211,3 +211,22 @@ def test_a_planned_state_refuses_a_step_its_launch_cannot_serve(change: str, mon
     }
     with pytest.raises(UnsupportedBatch, match="as planned"):
         backend.plan(others[change], state=state)
+
+
+@pytest.mark.parametrize("known", ["by the engine", "by the mirrors", "by nobody"])
+def test_a_captured_launch_of_equal_rows_refuses_rows_of_other_lengths(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one token were recorded as rows of the grid; unknown lengths are no yes."""
+    install(monkeypatch)
+    step = make(Case(((1, 30), (1, 50)), q_len=1))
+    backend = build(XQA, step)
+    state = backend.plan(step.batch, capture=True)
+    backend.plan(replace(step.batch, qo_indptr_host=None, kv_lens_host=None), state=state)
+    later = {
+        "by the engine": replace(step.batch, decode_q_len=2),
+        "by the mirrors": make(Case(((2, 30), (0, 50)))).batch,
+        "by nobody": make(Case(((2, 30), (0, 50)), host_lens=False)).batch,
+    }[known]
+    with pytest.raises(UnsupportedBatch, match="equal q_len: 1, as planned"):
+        backend.plan(replace(later, max_q_len=1), state=state)

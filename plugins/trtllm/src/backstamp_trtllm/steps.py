@@ -118,7 +118,7 @@ def refresh_step(request: BuildRequest, step: Step, batch: Batch) -> Step:
         ("num_rows", old.num_rows, batch.num_rows),
         ("num_tokens", old.num_tokens, batch.num_tokens),
         ("tree", old.tree is not None, batch.tree is not None),
-        ("equal q_len", step.q_len, step.q_len if step.dead is not None else _equal_length(batch, capture=False)),
+        ("equal q_len", step.q_len, _still_equal(step, batch)),
     ):
         if needed != found:
             raise refusal(request, name, f"{needed}, as planned", str(found), fix="Plan a new state")
@@ -184,6 +184,16 @@ def _equal_length(batch: Batch, capture: bool) -> int:
         if bool((lengths != length).any()):
             return 0
     return length if length * batch.num_rows == batch.num_tokens else 0
+
+
+def _still_equal(step: Step, batch: Batch) -> int:
+    """The length of a later batch's rows, where the launch was planned for rows of one length.
+
+    The engine's own word counts before the mirrors: rows past its decode rows are pads, whatever they hold.
+    """
+    if not step.q_len:
+        return 0
+    return batch.decode_q_len if batch.decode_q_len is not None else _equal_length(batch, capture=False)
 
 
 def _all_see(batch: Batch) -> bool:
