@@ -31,7 +31,8 @@ def attend(
     logits = logits.masked_fill(~visible[:, None, :], -torch.inf)
     lse = logits.logsumexp(-1)
     total = lse if sinks is None else torch.logaddexp(lse, sinks.float()[None, :].expand_as(lse))
-    return torch.einsum("nhm,mhd->nhd", (logits - total[..., None]).exp(), v), lse
+    out = torch.einsum("nhm,mhd->nhd", (logits - total[..., None]).exp(), v)
+    return out.masked_fill(lse[..., None] == -torch.inf, torch.nan), lse
 
 
 def causal(q_len: int, kv_len: int, window_left: int = -1) -> Tensor:

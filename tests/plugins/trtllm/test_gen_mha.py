@@ -62,6 +62,7 @@ def test_a_captured_step_serves_later_lengths_at_the_same_addresses(monkeypatch:
     state = backend.plan(first.batch, capture=True)
     compare(backend, state, first, case)
     assert backend.plan(second.batch, state=state) is state
+    compare(backend, state, second, case)
     backend.replan(state)
     compare(backend, state, second, case)
     calls = libraries.flashinfer.called(DECODE)

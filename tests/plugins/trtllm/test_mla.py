@@ -97,6 +97,7 @@ def test_a_captured_step_serves_later_lengths_at_the_same_addresses(
     state = backend.plan(first.batch, capture=True)
     compare(backend, state, first, case)
     assert backend.plan(second.batch, state=state) is state
+    compare(backend, state, second, case)
     backend.replan(state)
     compare(backend, state, second, case)
     library, path = (libraries.tokenspeed, SPEED) if offer.kernel == "tokenspeed_mla" else (libraries.flashinfer, PATH)
