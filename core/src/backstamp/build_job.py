@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from backstamp.catalogue import Catalogue, Row
-from backstamp.declarations import GraphLevel, Offer, Phase
+from backstamp.declarations import GraphLevel, Offer, Phase, Slot
 from backstamp.draft import DraftSteps
 from backstamp.errors import BackstampError, BuiltMismatch, ContainerWithoutChildren, FactoryFailed
 from backstamp.factories import BuildRequest, Built
 from backstamp.factory_loading import Factory
+from backstamp.linear import stamped_linear_attn_backends
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan
 from backstamp.stamp import Stamp, is_container, parts_of, put_stamp, said, steps_of
@@ -40,15 +41,17 @@ class BuildJob:
     group: GroupPlan
     phases: tuple[Phase, ...]
     load: Callable[[Row, Catalogue], Factory]
+    slot: Slot = "attention"
 
     @property
     def who(self) -> str:
-        plugin = self.group.plugin
-        return f"{self.plan.role} {', '.join(self.phases)} backend {self.group.kernel!r} (plugin {plugin.name})"
+        of_slot = "linear " if self.slot == "linear" else ""
+        kernel = f"backend {self.group.kernel!r} (plugin {self.group.plugin.name})"
+        return f"{self.plan.role} {of_slot}{', '.join(self.phases)} {kernel}"
 
     def row(self) -> Row:
         """The declared row the plan accepted."""
-        row = self.catalogue.row("attention", self.group)
+        row = self.catalogue.row(self.slot, self.group)
         if row is not None:
             return row
         raise BuiltMismatch(
@@ -102,7 +105,8 @@ class BuildJob:
 
     def stamp(self, built: object) -> None:
         """Put the stamp on what was built."""
-        rows = {row.phase: row for row in self.plan.phases}
+        of_slot = self.plan.phases if self.slot == "attention" or self.plan.linear is None else self.plan.linear.rows
+        rows = {row.phase: row for row in of_slot}
         # a container of ours says nothing of whose code runs: its first leaf does
         leaf = next((part for part in parts_of(built) if not is_container(part)), built)
         origin_module = sys.modules.get(type(leaf).__module__)
@@ -110,7 +114,7 @@ class BuildJob:
             built,
             Stamp(
                 kernel=self.group.kernel,
-                slot="attention",
+                slot=self.slot,
                 role=self.plan.role,
                 plugin=self.group.plugin,
                 library=self.group.library,
@@ -151,7 +155,7 @@ class BuildJob:
             dtype=self.plan.dtype,
             kv_dtype=self.plan.kv_dtype,
             page_size=self.plan.page_size,
-            layout=dict(self.plan.layouts)["attention"],
+            layout=dict(self.plan.layouts).get(self.slot, ""),
             device=self.runner.device,
             max_rows=self.runner.max_rows,
             max_tokens=self.runner.max_tokens,
@@ -167,6 +171,7 @@ class BuildJob:
                 for name, value in self.plan.sub_settings
                 if f"_{self.group.kernel}_" in f"_{name}"
             },
+            linear_attn_backends=stamped_linear_attn_backends(self.runner),
         )
 
     def _check(self, answer: Built, row: Row, request: BuildRequest) -> None:
@@ -174,7 +179,7 @@ class BuildJob:
         if not isinstance(answer, tuple) or len(answer) < 2 or not isinstance(answer[0], str):
             raise BuiltMismatch(self.who, needed="Built(kernel, backend)", found=type(answer).__name__)
         name = answer[0]
-        if self.catalogue.is_alias_only(name, "attention"):
+        if self.catalogue.is_alias_only(name, self.slot):
             raise BuiltMismatch(
                 self.who, needed="a kernel name", found=f"{name!r}, which is an alias and never a stamp"
             )

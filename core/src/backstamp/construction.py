@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from backstamp.build_job import BuildJob
 from backstamp.catalogue import Catalogue, Row
 from backstamp.conv_sidecar import wrap_with_convolutions
-from backstamp.declarations import Phase
+from backstamp.declarations import PHASES, Phase, Slot
 from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
 from backstamp.factory_loading import Factory, load_factory
 from backstamp.forward import phase_of
+from backstamp.linear import LinearAttnBackends, settle_linear_attn_backends
 from backstamp.plan import Plan
-from backstamp.plan_rows import GroupPlan
+from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.stamp import parts_of, verify_consumed
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Factory", "Runner", "RunnerBackends", "RunnerShape", "build", "load_factory"]
 
+_HALF_OF_DRAFT: Final[Mapping[Phase, Phase]] = {"draft_decode": "decode", "draft_extend": "prefill"}
+
 
 class Runner(Protocol):
-    """What construction reads of an engine's runner."""
+    """What construction reads of an engine's runner.
+
+    A runner with linear layers also takes the attribute `linear_attn_backends`: the engine's stamp, or else the plan's.
+    """
 
     device: str
     layers: Sequence[LayerSpec]
@@ -53,14 +59,17 @@ class RunnerShape:
     max_tokens: int = 256
     max_pages: int = 64
     max_kv_len: int = 1024
+    linear_attn_backends: LinearAttnBackends | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerBackends:
-    """The built backends of one runner, by (phase, index of the group of layers in the plan's phase)."""
+    """The built backends of one runner, by (phase, index of the group of layers in the plan's phase); those of the
+    linear slot apart, by its own phases and groups."""
 
     plan: Plan
     objects: Mapping[tuple[Phase, int], object] = field(default_factory=dict)
+    linear_objects: Mapping[tuple[Phase, int], object] = field(default_factory=dict)
 
     def attention_backends(self) -> tuple[str | None, str | None]:
         """The resolved pair: the kernels of the prefill and the decode half; a draft answers with its own."""
@@ -80,6 +89,23 @@ class RunnerBackends:
         running = ", ".join(row.phase for row in self.plan.running)
         raise BadInput(f"{self.plan.role} of {self.plan.model}", needed=f"a phase it runs ({running})", found=phase)
 
+    def serving_linear_backend(self, mode: str, group: int = 0) -> object:
+        """The linear-attention backend that serves a phase or a forward mode, for one group of linear layers.
+
+        A draft's phases run by the halves they follow: draft_decode by decode, draft_extend by prefill.
+
+        Raises:
+            BadInput: an unknown mode, or a phase whose linear layers this runner never runs.
+        """
+        phase = next((at for at in PHASES if at == mode), None) or phase_of(mode)
+        phase = _HALF_OF_DRAFT.get(phase, phase)
+        for (at, index), built in self.linear_objects.items():
+            if at == phase and index == group:
+                return built
+        running = ", ".join(row.phase for row in _running_linear(self.plan)) or "none: it has no linear layers"
+        who = f"linear attention of {self.plan.model} ({self.plan.role})"
+        raise BadInput(who, needed=f"a phase it runs ({running})", found=f"{phase}, group {group}")
+
 
 def build(
     plan: Plan, runner: Runner, catalogue: Catalogue, *, load: Callable[[Row, Catalogue], Factory] | None = None
@@ -92,7 +118,8 @@ def build(
         Unresolved: what should be a plan is none. NoDevice: the plan is for a device that is not the runner's, or not
         on this machine; not asked where `load` is given.
         FactoryImportFailed: a factory path does not import, cause chained. BuiltMismatch: the answer is not what the
-        plan and the declaration say. ContainerWithoutChildren: a draft container hides its steps.
+        plan and the declaration say. ContainerWithoutChildren: a draft container hides its steps. ConflictingRequest:
+        the runner is stamped with other linear kernels than the plan's.
     """
     if not isinstance(plan, Plan):
         raise Unresolved(
@@ -103,8 +130,31 @@ def build(
         )
     if load is None:
         check_device(plan, runner.device)
+    # before anything that reads it is built
+    settle_linear_attn_backends(plan, runner)
+    objects = _build_slot("attention", plan.running, plan, runner, catalogue, load or load_factory)
+    linear = _build_slot("linear", _running_linear(plan), plan, runner, catalogue, load or load_factory)
+    backends = RunnerBackends(plan, objects, linear)
+    verify_consumed(backends)
+    _tell_halves(backends)
+    return backends
+
+
+def _running_linear(plan: Plan) -> tuple[PhasePlan, ...]:
+    return tuple(row for row in plan.linear.rows if row.kernel is not None) if plan.linear is not None else ()
+
+
+def _build_slot(
+    slot: Slot,
+    rows: Sequence[PhasePlan],
+    plan: Plan,
+    runner: Runner,
+    catalogue: Catalogue,
+    load: Callable[[Row, Catalogue], Factory],
+) -> dict[tuple[Phase, int], object]:
+    """Build every kernel of one slot once, for all the phases and groups it serves alike."""
     jobs: dict[tuple[str, str, GroupPlan], list[tuple[Phase, int]]] = {}
-    for phase_plan in plan.running:
+    for phase_plan in rows:
         for at, group in enumerate(phase_plan.groups):
             # the draft loop has objects of its own: each step holds its own plan state
             kind = "steps" if phase_plan.phase == "draft_decode" else "backend"
@@ -112,17 +162,14 @@ def build(
             jobs.setdefault((kind, group.kernel, group._replace(source="")), []).append((phase_plan.phase, at))
     objects: dict[tuple[Phase, int], object] = {}
     for (kind, _, group), places in jobs.items():
-        job = BuildJob(plan, runner, catalogue, group, tuple(phase for phase, _ in places), load or load_factory)
+        job = BuildJob(plan, runner, catalogue, group, tuple(phase for phase, _ in places), load, slot)
         built = job.steps() if kind == "steps" else job.leaf()
         if built is not None:
             job.stamp(built)
             objects.update(dict.fromkeys(places, built))
             if plan.conv_sidecar:
                 objects.update({place: wrap_with_convolutions(built) for place in places if place[0] == "draft_extend"})
-    backends = RunnerBackends(plan, objects)
-    verify_consumed(backends)
-    _tell_halves(backends)
-    return backends
+    return objects
 
 
 def _tell_halves(backends: RunnerBackends) -> None:

@@ -17,6 +17,7 @@ from backstamp.declarations import GraphLevel, Offer, Phase, Role
 
 if TYPE_CHECKING:
     from backstamp.attention import LayerSpec
+    from backstamp.linear import LinearAttnBackends
 
 __all__ = ["BuildRequest", "Built"]
 
@@ -33,7 +34,7 @@ class BuildRequest:
         layers: the layers it will serve.
         dtype, kv_dtype: canonical names such as "bf16", "e4m3fn".
         page_size: tokens a page.
-        layout: KV layout id the plan settled on.
+        layout: layout id the plan settled on: of the KV cache, or in the linear slot of the states.
         device: torch device string, for example "cuda:0".
         topk, num_steps: the runner's speculative settings; 1 and 0 without speculation.
         max_rows, max_tokens, max_pages: upper bounds a step never exceeds.
@@ -41,6 +42,7 @@ class BuildRequest:
         graph: CUDA-graph level the plan settled on.
         sub_settings: what an operator asked of this kernel's insides, for example {"dsa_decode_backend": "flashmla"}.
         settings: build-time features to compile in, for example {"softcap": 50.0}; `Built.settings` reports them back.
+        linear_attn_backends: the runner's linear-attention kernels, as stamped on it; None where nobody stamped it.
     """
 
     kernel: str
@@ -63,6 +65,7 @@ class BuildRequest:
     graph: GraphLevel = "never"
     settings: Mapping[str, float] = field(default_factory=dict)
     sub_settings: Mapping[str, str] = field(default_factory=dict)
+    linear_attn_backends: LinearAttnBackends | None = None
 
 
 class Built(NamedTuple):

@@ -1,6 +1,6 @@
 """The linear-attention kernels of one runner, stamped on it before anything that reads them is built.
 
-In: a launch and, as an argument, the default of prefill. Out: a frozen `LinearAttnBackends`. Nothing here is
+In: a launch and, as an argument, the default of prefill; or a plan. Out: a frozen `LinearAttnBackends`. Nothing here is
 process-wide: building a draft never changes its target, and a default is never written back into the launch.
 
 Source: SGLang #34376, #33492.
@@ -11,18 +11,29 @@ Source: SGLang #34376, #33492.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from backstamp.errors import Unstamped
+from backstamp.errors import ConflictingRequest, Unstamped
 from backstamp.launch import Launch
+
+if TYPE_CHECKING:
+    from backstamp.factories import BuildRequest
+    from backstamp.host import HostFacts
+    from backstamp.model import ModelFacts
+    from backstamp.plan import Plan
 
 __all__ = [
     "LinearAttnBackends",
+    "flashinfer_prefill_on_sm100",
+    "linear_attn_backends_in",
     "linear_attn_backends_of",
+    "linear_attn_backends_of_request",
     "resolve_linear_attn_backends",
+    "settle_linear_attn_backends",
     "stamp_linear_attn_backends",
+    "stamped_linear_attn_backends",
     "verify_follows",
 ]
 
@@ -66,6 +77,35 @@ def resolve_linear_attn_backends(
     )
 
 
+def flashinfer_prefill_on_sm100(model: ModelFacts, read_host: Callable[[], HostFacts]) -> Callable[[], str | None]:
+    """The gate of prefill's default: flashinfer on SM100 and SM103 for a runner of gated delta nets, else none.
+
+    The host is read when the gate is asked, which is only where the operator named no prefill kernel; a model without
+    a gated delta net never has it read.
+    """
+
+    def gate() -> str | None:
+        if all(group.facts.family != "gdn" for group in model.linear_groups):
+            return None
+        host = read_host()
+        return "flashinfer" if host.device == "cuda" and host.arch in ("10.0", "10.3") else None
+
+    return gate
+
+
+def linear_attn_backends_in(plan: Plan) -> LinearAttnBackends | None:
+    """What a plan settled on, None for a runner without linear layers.
+
+    The kernel of a verify phase that never runs is the one an unset request would have come to.
+    """
+    if plan.linear is None:
+        return None
+    decode, prefill, verify = (row.kernel for row in plan.linear.rows)
+    assert decode is not None, "a linear slot without a kernel for decode"
+    assert prefill is not None, "a linear slot without a kernel for prefill"
+    return LinearAttnBackends(decode=decode, prefill=prefill, verify=verify or verify_follows(decode))
+
+
 def stamp_linear_attn_backends(runner: object, backends: LinearAttnBackends) -> None:
     """Put the choice on its runner and log it, once a runner."""
     setattr(runner, ATTRIBUTE, backends)
@@ -78,12 +118,61 @@ def linear_attn_backends_of(runner: object) -> LinearAttnBackends:
     Raises:
         Unstamped: nobody stamped this runner; a default would be another runner's.
     """
-    backends = vars(runner).get(ATTRIBUTE)
-    if not isinstance(backends, LinearAttnBackends):
-        raise Unstamped(
-            f"runner {type(runner).__name__}",
-            needed="its linear-attention kernels stamped before a backend reads them",
-            found="none",
-            fix="Call stamp_linear_attn_backends(runner, resolve_linear_attn_backends(launch)) first",
-        )
+    backends = stamped_linear_attn_backends(runner)
+    if backends is None:
+        raise _unstamped(f"runner {type(runner).__name__}")
     return backends
+
+
+def linear_attn_backends_of_request(request: BuildRequest) -> LinearAttnBackends:
+    """The choice of the runner a linear kernel is built for: what its factory reads before it builds.
+
+    Raises:
+        Unstamped: the runner carried none.
+    """
+    if request.linear_attn_backends is None:
+        phases = ", ".join(request.phases)
+        raise _unstamped(f"{request.role} linear {phases} backend {request.kernel!r}, {ATTRIBUTE} of its runner")
+    return request.linear_attn_backends
+
+
+def stamped_linear_attn_backends(runner: object) -> LinearAttnBackends | None:
+    """The choice a runner itself carries; one on its class is no stamp, for it would answer for every runner."""
+    state: object = getattr(runner, "__dict__", None)
+    found = state.get(ATTRIBUTE) if isinstance(state, Mapping) else None
+    if found is None and any(ATTRIBUTE in kind.__dict__.get("__slots__", ()) for kind in type(runner).__mro__):
+        found = getattr(runner, ATTRIBUTE, None)
+    return found if isinstance(found, LinearAttnBackends) else None
+
+
+def settle_linear_attn_backends(plan: Plan, runner: object) -> None:
+    """Stamp a runner as its plan says, or hold the stamp the engine put there against the plan.
+
+    Raises:
+        ConflictingRequest: the stamp names another kernel than the plan for a phase that runs, both named.
+    """
+    planned = linear_attn_backends_in(plan)
+    if plan.linear is None or planned is None:
+        return
+    stamped = stamped_linear_attn_backends(runner)
+    if stamped is None:
+        stamp_linear_attn_backends(runner, planned)
+        return
+    by_phase = {"decode": stamped.decode, "prefill": stamped.prefill, "verify": stamped.verify}
+    unlike = [row for row in plan.linear.rows if row.kernel is not None and row.kernel != by_phase[row.phase]]
+    if unlike:
+        raise ConflictingRequest(
+            f"linear attention of {plan.model} ({plan.role})",
+            needed="; ".join(f"{row.kernel} for {row.phase}, as planned" for row in unlike),
+            found="; ".join(f"{by_phase[row.phase]} for {row.phase}, stamped on the runner" for row in unlike),
+            fix="Stamp the runner with linear_attn_backends_in(plan), or leave it to build()",
+        )
+
+
+def _unstamped(who: str) -> Unstamped:
+    return Unstamped(
+        who,
+        needed="its linear-attention kernels stamped before a backend reads them",
+        found=f"none in {ATTRIBUTE}",
+        fix="Call stamp_linear_attn_backends(runner, resolve_linear_attn_backends(launch)) first",
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from backstamp.declarations import Phase, Role, Slot
 from backstamp.errors import BuiltMismatch, ContainerWithoutChildren, Unstamped
-from backstamp.plan_rows import LibraryRef, PluginRef
+from backstamp.plan_rows import LibraryRef, PhasePlan, PluginRef
 from backstamp.text import plain
 
 if TYPE_CHECKING:
@@ -202,34 +202,46 @@ def said(cause: BaseException) -> str:
 
 
 def verify_consumed(backends: RunnerBackends) -> None:
-    """Hold every built object, and every step however deep, against the plan it was built from.
+    """Hold every built object of both slots, and every step however deep, against the plan it was built from.
 
     Raises:
         Unstamped: an object or a step carries no stamp. BuiltMismatch: a stamp names another kernel than the plan, or
         a planned group of layers has no object; the phase and component are named.
     """
-    for phase_plan in backends.plan.running:
+    _verify_slot(backends, "attention", backends.plan.running, backends.objects)
+    if backends.plan.linear is not None:
+        rows = [row for row in backends.plan.linear.rows if row.kernel is not None]
+        _verify_slot(backends, "linear", rows, backends.linear_objects)
+
+
+def _verify_slot(
+    backends: RunnerBackends, slot: Slot, rows: Sequence[PhasePlan], objects: Mapping[tuple[Phase, int], object]
+) -> None:
+    role = backends.plan.role
+    for phase_plan in rows:
         for at, group in enumerate(phase_plan.groups):
-            built = backends.objects.get((phase_plan.phase, at))
-            who = f"{backends.plan.role} {phase_plan.phase}, component {group.component}"
+            built = objects.get((phase_plan.phase, at))
+            of_slot = "linear " if slot == "linear" else ""
+            who = f"{role} {of_slot}{phase_plan.phase}, component {group.component}"
             if built is None:
                 raise BuiltMismatch(who, needed=f"an object that runs {group.kernel}", found="none was built")
             for item in parts_of(built):
                 stamp = read_stamp(item)
-                have = (stamp.kernel, stamp.role, stamp.plugin, stamp.library)
-                wanted = (group.kernel, backends.plan.role, group.plugin, group.library)
+                have = (stamp.kernel, stamp.slot, stamp.role, stamp.plugin, stamp.library)
+                wanted = (group.kernel, slot, role, group.plugin, group.library)
                 if have != wanted or phase_plan.phase not in stamp.phases:
                     found = _purpose(stamp)
-                    needed = f"{_words(group.kernel, backends.plan.role, group.plugin)} for {phase_plan.phase}"
+                    needed = f"{_words(group.kernel, slot, role, group.plugin)} for {phase_plan.phase}"
                     raise BuiltMismatch(who, needed=needed, found=found)
 
 
-def _words(kernel: str, role: Role, plugin: PluginRef) -> str:
-    return f"{kernel} of {plugin.distribution} {plugin.version} ({role})"
+def _words(kernel: str, slot: Slot, role: Role, plugin: PluginRef) -> str:
+    of_slot = ", linear" if slot == "linear" else ""
+    return f"{kernel} of {plugin.distribution} {plugin.version} ({role}{of_slot})"
 
 
 def _purpose(stamp: Stamp) -> str:
-    return f"{_words(stamp.kernel, stamp.role, stamp.plugin)} for {', '.join(stamp.phases)}"
+    return f"{_words(stamp.kernel, stamp.slot, stamp.role, stamp.plugin)} for {', '.join(stamp.phases)}"
 
 
 def _name(built: object) -> str:
