@@ -27,7 +27,8 @@ State = TypeVar("State")
 class StatePool:
     """Recurrent states of one linear layer: `ssm [N, HV, V, K]` (order vk) or `[N, HV, K, V]` (kv), conv windows.
 
-    The order is declared and never guessed: with K == V a swapped pair has the right shape and wrong values.
+    The order is the state layout the plan settled on, and never guessed: with K == V a swapped pair has the right shape
+    and wrong values. The short convolution and its windows are the engine's own: a kernel leaves `conv` alone.
     """
 
     ssm: Tensor
@@ -37,7 +38,11 @@ class StatePool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawGates:
-    """Gate inputs before activation: `a`, `b [T, HV]`, `A_log`, `dt_bias [HV]`."""
+    """Gate inputs before activation: `g = -exp(A_log) * softplus(a + dt_bias)`, `beta = sigmoid(b)`.
+
+    Gated delta net: `a`, `b [T, HV]`, `A_log`, `dt_bias [HV]`. Kimi delta attention, whose key channels decay each by
+    their own: `a [T, HV, K]`, `b [T, HV]`, `A_log [HV]`, `dt_bias [HV, K]` or `[HV * K]`.
+    """
 
     a: Tensor
     b: Tensor
@@ -47,7 +52,8 @@ class RawGates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedGates:
-    """Gates ready for use: `g [T, HV]` f32 natural-log decay, `beta [T, HV]`."""
+    """Gates ready for use: `g` f32 natural-log decay, `[T, HV]` (gated delta net) or `[T, HV, K]` (Kimi delta
+    attention); `beta [T, HV]`, after the sigmoid."""
 
     g: Tensor
     beta: Tensor
@@ -57,13 +63,22 @@ class ComputedGates:
 class LinearBatch:
     """One step of a linear-attention group.
 
-    Verify comes in one of two forms: `slot_table [B, 1+S]` with `num_accepted [B]` (each state written to its own
-    slot), or `intermediate [n, S, HV, V, K]` with tree `parents [B, S]`, where the engine commits after acceptance.
+    Verify comes in one of two forms. `slot_table [B, W]` with `num_accepted [B]`: row b starts from the state in
+    `slot_table[b, num_accepted[b] - 1]` and the state after its token i is written to `slot_table[b, i]`, -1 not at
+    all; a row that starts from -1 is a pad, and `slots` is not read. Or `intermediate [n, S, HV, V, K]` (its last two
+    in the pool's order) with tree `parents [B, S]`: row b starts from `slots[b]`, the state after its token i is
+    written to `intermediate[b, i]`, the pool stays as it is, and the engine commits after acceptance. `parents[b, i]`
+    is the earlier token of the row that token i follows, negative where it follows the row's own state; without
+    parents the tokens are a chain.
 
     Attributes:
-        slots: `[B]` i32 state slots, -1 pad.
-        has_state: `[B]` bool, False starts from zero.
-        qo_indptr, qo_indptr_host: `[B+1]` i32 and its CPU mirror.
+        slots: `[B]` i32 state slots, -1 pad: no state is read or written, outputs are finite.
+        has_state: `[B]` bool, False starts from zero, whatever its slot holds. Rows of decode and verify have a state;
+            a kernel need not read it there.
+        qo_indptr, qo_indptr_host: `[B+1]` i32 and its CPU mirror. Tokens past its last entry are padding: finite out.
+
+    Source: vLLM 0.32 gdn_attn.py, fla-core 0.6.0 ops/kda/fused_recurrent.py (`num_accepted_tokens`); SGLang 0.5.23
+    hybrid_linear_attn_backend.py (`intermediate_ssm`, `retrieve_parent_token`).
     """
 
     phase: Phase
@@ -99,5 +114,13 @@ class LinearBackend(Protocol[State]):
         slots: Tensor,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Run one layer's recurrence: `q`, `k [T, H, K]`, `v [T, HV, V]` to `out [T, HV, V]`; states in place."""
+        """Run one layer's recurrence: `q`, `k [T, H, K]`, `v [T, HV, V]` to `out [T, HV, V]`; states in place.
+
+        `q`, `k` and `v` come from the engine's short convolution as they are. The kernel divides each head of `q` and
+        `k` by its L2 norm, `x / sqrt(sum(x * x) + 1e-6)`, and multiplies `q` by `layer.scale`. Value head i reads key
+        head `i // (HV // H)`. A token's state is `S * exp(g)`, then `S + beta * (v - S k) k^T`; it is read after its
+        own update. `layer.num_qo_heads` is H, `layer.num_kv_heads` HV. `slots [B]` are this layer's, the batch's own
+        where layers share them. Source: SGLang 0.5.23 gdn_backend.py and vLLM 0.32 qwen_gdn_linear_attn.py, which
+        both pass `use_qk_l2norm_in_kernel=True`; eps of fla-core 0.6.0 and flashinfer 0.7.4.
+        """
         ...

@@ -49,14 +49,15 @@ def test_every_row_is_over_torch_and_claims_no_graph(offer):
     assert (offer.graph, offer.plan, offer.inputs) == ("never", "host", frozenset())
 
 
-def test_torch_native_serves_every_phase_of_both_families_everywhere():
+def test_torch_native_serves_every_phase_of_every_family_everywhere():
     """The embedded default: any device, any head dim, any page size."""
     for offer in OFFERS:
         if offer.kernel == "torch_native" and not offer.deterministic:
             assert offer.all_phases == frozenset(PHASES)
             assert (offer.device, offer.archs, offer.head_dims) == ("any", ANY, ANY)
             assert all(offer.page_sizes.accepts(size) for size in (1, 3, 16, 100))
-    assert {offer.family for offer in OFFERS if offer.kernel == "torch_native"} == {"mha", "mla"}
+    families = {(offer.slot, offer.family) for offer in OFFERS if offer.kernel == "torch_native"}
+    assert families == {("attention", "mha"), ("attention", "mla"), ("linear", "gdn"), ("linear", "kda")}
 
 
 def test_flex_attention_serves_targets_only():

@@ -11,9 +11,16 @@ from backstamp_cpu.amx import IntelAmx
 from backstamp_cpu.checks import limits_of
 from backstamp_cpu.flex import FlexAttention
 from backstamp_cpu.isa import check_amx
+from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.native import TorchNative
 
-__all__ = ["build_flex_attention", "build_intel_amx", "build_torch_native", "build_torch_native_rows_alone"]
+__all__ = [
+    "build_flex_attention",
+    "build_intel_amx",
+    "build_torch_native",
+    "build_torch_native_linear",
+    "build_torch_native_rows_alone",
+]
 
 
 def build_torch_native(request: BuildRequest) -> Built:
@@ -32,6 +39,16 @@ def build_torch_native_rows_alone(request: BuildRequest) -> Built:
         BadInput: a dtype or KV layout the plugin does not know.
     """
     return Built("torch_native", TorchNative(limits_of(request, alibi=True), rows_alone=True))
+
+
+def build_torch_native_linear(request: BuildRequest) -> Built:
+    """Build `torch_native` of the linear slot.
+
+    Raises:
+        Unstamped: the runner carries no `linear_attn_backends`.
+        UnsupportedBatch: a dtype, state layout or layer the row does not have.
+    """
+    return Built("torch_native", TorchNativeLinear(request))
 
 
 def build_flex_attention(request: BuildRequest) -> Built:

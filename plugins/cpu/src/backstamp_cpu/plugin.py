@@ -59,6 +59,29 @@ AMX = replace(
 )
 AMX_MLA = replace(AMX, family="mla")
 
+# delta rules, one token at a time: the answer of a host where nothing else serves, and what others are compared with
+NATIVE_GDN = Offer(
+    kernel="torch_native",
+    slot="linear",
+    factory="backstamp_cpu.backend:build_torch_native_linear",
+    family="gdn",
+    device="any",
+    archs=ANY,
+    forward_archs="any",
+    phases=frozenset({"prefill", "decode", "verify"}),
+    dtypes=frozenset({"fp16", "bf16", "fp32"}),
+    head_dims=ANY,
+    # a recurrence has states, no pages
+    page_sizes=PageSizes(preferred=1, multiple_of=1),
+    mask_format="none",
+    features=frozenset({"tree_mask"}),
+    state_layouts=("vk", "kv"),
+    reference=True,
+    priority=10,
+    requires=("torch>=2.11",),
+)
+NATIVE_KDA = replace(NATIVE_GDN, family="kda")
+
 FLEX_CPU = replace(
     NATIVE,
     kernel="flex_attention",
@@ -117,6 +140,8 @@ def backstamp_offers() -> tuple[Offer, ...]:
         *ALONE,
         AMX,
         AMX_MLA,
+        NATIVE_GDN,
+        NATIVE_KDA,
         FLEX_CPU,
         FLEX_CUDA,
         FLEX_CUDA_DECODE,
