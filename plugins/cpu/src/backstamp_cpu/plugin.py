@@ -73,7 +73,7 @@ NATIVE_GDN = Offer(
     head_dims=ANY,
     # a recurrence has states, no pages
     page_sizes=PageSizes(preferred=1, multiple_of=1),
-    mask_format="none",
+    mask_format="internal_causal",
     features=frozenset({"tree_mask"}),
     state_layouts=("vk", "kv"),
     reference=True,

@@ -1,0 +1,1 @@
+"""Linear attention of hybrid models: gated delta net and Kimi delta attention."""

@@ -1,0 +1,109 @@
+"""`triton` in prefill: fla-core's chunked kernels over the packed rows of a step.
+
+In: the linear call contract with host offsets. Out: outputs, and each row's final state in its slot. The library takes
+packed fp32 states, so states are gathered before and scattered after. Never holds the current batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+from fla.ops.kda import chunk_kda
+from torch import Tensor
+
+from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
+from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
+from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call
+from backstamp.linear_gates import computed_gates
+from backstamp_linear_attn.states import load_states, store_states
+
+__all__ = ["FlaPrefill", "FlaStep"]
+
+#: What the library's chunked functions answer: outputs, and the final states.
+_Chunked = Callable[..., "tuple[Tensor, Tensor]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlaStep:
+    """One planned step: `num_tokens` tokens of rows, and their offsets as the library reads them.
+
+    Attributes:
+        cu_seqlens, cu_seqlens_cpu: `[B+1]` i64, new tensors each step: the library remembers what it derived from
+            offsets by the identity of their tensors, so one rewritten in place would answer for an earlier step.
+            Source: fla-core 0.6.0 utils/decorators.py, tensor_cache.
+    """
+
+    batch: LinearBatch
+    num_tokens: int
+    cu_seqlens: Tensor
+    cu_seqlens_cpu: Tensor
+
+
+class FlaPrefill:
+    """The backend of one group of linear layers, of either family."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        check_linear_build(request)
+        self._request = request
+        self._chunked: _Chunked = chunk_kda if request.family == "kda" else chunk_gated_delta_rule
+
+    def plan(self, batch: LinearBatch, *, state: FlaStep | None = None, capture: bool = False) -> FlaStep:
+        """Check the step and note its offsets; a refused batch raises an `UnsupportedBatch`."""
+        check_linear_batch(self._request, batch, capture=capture)
+        assert batch.qo_indptr_host is not None, "the row declares host_lens, and the check holds it"
+        cu_seqlens_cpu = batch.qo_indptr_host[: batch.num_rows + 1].to(torch.int64, copy=True)
+        return FlaStep(
+            batch=batch,
+            num_tokens=int(cu_seqlens_cpu[-1]),
+            cu_seqlens=batch.qo_indptr[: batch.num_rows + 1].to(torch.int64, copy=True),
+            cu_seqlens_cpu=cu_seqlens_cpu,
+        )
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: RawGates | ComputedGates,
+        layer: LayerSpec,
+        state: FlaStep,
+        *,
+        pool: StatePool,
+        slots: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run one layer; shapes as in `LinearBackend.forward`. Tokens of no row come out as zero."""
+        batch = state.batch
+        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        if out is None:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        total = state.num_tokens
+        out[total:].zero_()
+        if total == 0:
+            return out
+        ready = computed_gates(gates)
+        initial = load_states(pool.ssm, slots, batch.has_state, batch.num_rows)
+        what = f"{self._request.family} prefill {self._request.dtype} d{layer.head_dim}/{layer.v_head_dim}"
+        with torch.no_grad(), compiling("triton", what):
+            answer, final = self._chunked(
+                q=q[None, :total],
+                k=k[None, :total],
+                v=v[None, :total],
+                # the log of the decay, as the library takes it
+                g=ready.g[None, :total],
+                beta=ready.beta[None, :total],
+                scale=layer.scale,
+                initial_state=initial,
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+                state_v_first=pool.order == "vk",
+                cu_seqlens=state.cu_seqlens,
+                cu_seqlens_cpu=state.cu_seqlens_cpu,
+            )
+        out[:total] = answer[0]
+        store_states(final, pool.ssm, slots, batch.qo_indptr)
+        return out

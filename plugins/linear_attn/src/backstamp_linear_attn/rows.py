@@ -1,0 +1,155 @@
+"""`triton` in decode and verify: the recurrent kernel launched over the rows of a step.
+
+In: the linear call contract. Out: outputs and states in place. `plan` reads no device value and launches nothing, so a
+graph may record a step and a later `plan` brings its tensors up to date. Never holds the current batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+import triton
+from torch import Tensor
+
+from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
+from backstamp.factories import BuildRequest
+from backstamp.linear_checks import (
+    LinearForm,
+    check_linear_batch,
+    check_linear_build,
+    check_linear_call,
+    linear_refusal,
+)
+from backstamp_linear_attn.recurrence import advance_rows
+
+__all__ = ["RowsStep", "TritonRows"]
+
+#: Value channels of a program: a 32 x 128 block of fp32 state is 32 registers a thread of 4 warps.
+_BLOCK_V = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsStep:
+    """One planned step."""
+
+    batch: LinearBatch
+    form: LinearForm
+
+
+class TritonRows:
+    """The backend of one group of linear layers, of either family."""
+
+    def __init__(self, request: BuildRequest) -> None:
+        check_linear_build(request)
+        on_cpu = request.device.partition(":")[0] == "cpu"
+        if on_cpu and isinstance(advance_rows, triton.runtime.JITFunction):
+            needed = "a CUDA or ROCm GPU, or Triton's interpreter (TRITON_INTERPRET=1 before triton is imported)"
+            raise linear_refusal(request, "device", needed, request.device)
+        self._request = request
+
+    def init_graphs(self, max_rows: int, max_tokens: int) -> None:
+        """Nothing to allocate: a step refers to the batch's own tensors."""
+
+    def plan(self, batch: LinearBatch, *, state: RowsStep | None = None, capture: bool = False) -> RowsStep:
+        """Check the step; with `state`, copy what lies elsewhere into the tensors it was planned with.
+
+        Raises:
+            UnsupportedBatch: a field the row does not take, or another launch than the recorded one.
+        """
+        step = RowsStep(batch=batch, form=check_linear_batch(self._request, batch, capture=capture))
+        return step if state is None else self._refresh(state, step)
+
+    def replan(self, state: RowsStep) -> None:
+        """Nothing to do on the device: the kernel reads the batch's tensors itself."""
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: RawGates | ComputedGates,
+        layer: LayerSpec,
+        state: RowsStep,
+        *,
+        pool: StatePool,
+        slots: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Run one layer; shapes as in `LinearBackend.forward`. Pads and tokens of no row come out as zero."""
+        batch = state.batch
+        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        if out is None:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        if batch.num_tokens == 0:
+            return out
+        raw = isinstance(gates, RawGates)
+        channels = self._request.family == "kda"
+        a, b = (gates.a, gates.b) if isinstance(gates, RawGates) else (gates.g, gates.beta)
+        if channels and a.stride(-1) != 1:
+            a = a.contiguous()
+        kept, table, parents = batch.intermediate, batch.slot_table, batch.parents
+        block_v = min(_BLOCK_V, triton.next_power_of_2(layer.v_head_dim))
+        grid = ((batch.num_rows + 1) * layer.num_kv_heads, triton.cdiv(layer.v_head_dim, block_v))
+        advance_rows[grid](
+            q,
+            k,
+            v,
+            a,
+            b,
+            gates.A_log.contiguous() if isinstance(gates, RawGates) else None,
+            gates.dt_bias.contiguous() if isinstance(gates, RawGates) else None,
+            out,
+            pool.ssm,
+            kept,
+            batch.qo_indptr,
+            slots,
+            table,
+            batch.num_accepted,
+            parents,
+            batch.num_rows,
+            batch.num_tokens,
+            layer.scale,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *a.stride()[:2],
+            *b.stride()[:2],
+            *out.stride()[:2],
+            *pool.ssm.stride()[:3],
+            *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
+            0 if table is None else table.stride(0),
+            0 if parents is None else parents.stride(0),
+            HEADS=layer.num_kv_heads,
+            SHARED=layer.num_kv_heads // layer.num_qo_heads,
+            K=layer.head_dim,
+            V=layer.v_head_dim,
+            BLOCK_K=triton.next_power_of_2(layer.head_dim),
+            BLOCK_V=block_v,
+            V_FIRST=pool.order == "vk",
+            CHANNELS=channels,
+            RAW=raw,
+            FORM=state.form,
+            TREE=parents is not None,
+            num_warps=4,
+        )
+        return out
+
+    def _refresh(self, state: RowsStep, fresh: RowsStep) -> RowsStep:
+        old, new = state.batch, fresh.batch
+        for field in fields(LinearBatch):
+            if field.name in ("qo_indptr_host", "phase"):
+                continue
+            kept: object = getattr(old, field.name)
+            given: object = getattr(new, field.name)
+            if isinstance(kept, Tensor) and isinstance(given, Tensor) and kept.shape == given.shape:
+                if kept.data_ptr() == given.data_ptr():
+                    continue
+                if field.name != "intermediate":
+                    kept.copy_(given)
+                    continue
+            elif not isinstance(kept, Tensor) and not isinstance(given, Tensor) and kept == given:
+                continue
+            needed = "as the recorded step has it; plan a new state"
+            raise linear_refusal(self._request, field.name, needed, "another", new.phase)
+        return state
