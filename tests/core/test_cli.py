@@ -255,7 +255,7 @@ def test_doctor_lists_a_factory_module_that_does_not_exist(tmp_path: Path) -> No
 
 def test_a_kernel_of_the_other_slot_is_told(tmp_path: Path) -> None:
     """A key that exists in the attention slot is not called uninstalled in the linear one."""
-    flags = ("--host", "h100", "--model", str(MODELS / "hybrid.json"), "--linear-attn-backend", "triton")
+    flags = ("--host", "h100", "--model", str(MODELS / "hybrid.json"), "--linear-attn-backend", "flex_attention")
     status, _, err = backstamp("resolve", *flags, columns=300)
     assert status == 1
     assert "exists in the attention slot" in err

@@ -18,6 +18,7 @@ from backstamp.model import model_from_config
 from backstamp.resolution import resolve
 from backstamp.testing.hosts import described_host
 from backstamp.warm import Warmed, warm
+from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.native import TorchNative
 from tests.models import FOLDER, config
 
@@ -62,6 +63,49 @@ def test_every_step_of_a_draft_loop_runs(ran) -> None:
     done = warmed("mha", "draft", speculative_algorithm="EAGLE", speculative_num_steps=4)
     assert [row.phase for row in done] == ["prefill", "draft_decode", "draft_extend"]
     assert [phase for phase, _ in ran].count("draft_decode") == 3
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_the_linear_slot_is_warmed_too(topk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each phase of a gated delta net, verify in each of its forms; a tree only where one is drafted."""
+    seen: list[tuple[str, str]] = []
+    real = TorchNativeLinear.forward
+
+    def forward(self, q, k, v, gates, layer, state, **more):
+        tree = "" if state.batch.parents is None else " tree"
+        seen.append((state.batch.phase, f"{type(gates).__name__} {state.form}{tree}"))
+        return real(self, q, k, v, gates, layer, state, **more)
+
+    monkeypatch.setattr(TorchNativeLinear, "forward", forward)
+    requests = {"linear_attn_backend": "torch_native", "speculative_algorithm": "EAGLE", "speculative_topk": topk}
+    done = [row for row in warmed("hybrid", **requests) if row.slot == "linear"]
+    assert [(row.phase, row.kernel, row.reason) for row in done] == [
+        ("decode", "torch_native", ""),
+        ("prefill", "torch_native", ""),
+        ("verify", "torch_native", ""),
+    ]
+    assert all(row.seconds > 0 and row.layers == 36 for row in done)
+    kept = [("verify", "RawGates slot_table"), ("verify", "RawGates intermediate")]
+    tree = [("verify", "RawGates intermediate tree")] if topk > 1 else []
+    assert seen == [("decode", "RawGates slots"), ("prefill", "ComputedGates slots"), *kept, *tree]
+
+
+def test_a_linear_phase_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The phases of the other slot are warm all the same."""
+
+    def forward(self, *tensors, **more):
+        raise ModuleNotFoundError("No module named 'cutlass'")
+
+    monkeypatch.setattr(TorchNativeLinear, "forward", forward)
+    reasons = {(row.slot, row.phase): row.reason for row in warmed("hybrid", linear_attn_backend="torch_native")}
+    said = "ModuleNotFoundError: No module named 'cutlass'"
+    assert reasons == {
+        ("attention", "prefill"): "",
+        ("attention", "decode"): "",
+        ("linear", "decode"): said,
+        ("linear", "prefill"): said,
+        ("linear", "verify"): said,
+    }
 
 
 def test_a_phase_that_cannot_run_is_told_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from backstamp.build_job import BuildJob
 from backstamp.catalogue import Catalogue, Row
 from backstamp.conv_sidecar import wrap_with_convolutions
-from backstamp.declarations import PHASES, Phase, Slot
+from backstamp.declarations import Phase, Slot
 from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
 from backstamp.factory_loading import Factory, load_factory
-from backstamp.forward import phase_of
+from backstamp.forward import linear_phase_of, phase_of
 from backstamp.linear import LinearAttnBackends, settle_linear_attn_backends
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from backstamp.attention import LayerSpec
 
 __all__ = ["Factory", "Runner", "RunnerBackends", "RunnerShape", "build", "load_factory"]
-
-_HALF_OF_DRAFT: Final[Mapping[Phase, Phase]] = {"draft_decode": "decode", "draft_extend": "prefill"}
 
 
 class Runner(Protocol):
@@ -97,8 +95,7 @@ class RunnerBackends:
         Raises:
             BadInput: an unknown mode, or a phase whose linear layers this runner never runs.
         """
-        phase = next((at for at in PHASES if at == mode), None) or phase_of(mode)
-        phase = _HALF_OF_DRAFT.get(phase, phase)
+        phase = linear_phase_of(mode)
         for (at, index), built in self.linear_objects.items():
             if at == phase and index == group:
                 return built

@@ -19,7 +19,7 @@ from backstamp.stamp import Stamp, read_stamp
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FORWARD_MODES", "ForwardMode", "check_entry", "phase_of", "split_batch"]
+__all__ = ["FORWARD_MODES", "ForwardMode", "check_entry", "linear_phase_of", "phase_named", "phase_of", "split_batch"]
 
 ForwardMode = Literal["extend", "mixed", "decode", "idle", "target_verify", "draft_extend"]
 #: Extend and mixed run prefill, decode and idle run decode; verify and draft-extend are phases of their own.
@@ -31,6 +31,7 @@ FORWARD_MODES: Final[dict[ForwardMode, Phase]] = {
     "target_verify": "verify",
     "draft_extend": "draft_extend",
 }
+_HALF_OF_DRAFT: Final[dict[Phase, Phase]] = {"draft_decode": "decode", "draft_extend": "prefill"}
 
 
 def phase_of(mode: str) -> Phase:
@@ -45,6 +46,25 @@ def phase_of(mode: str) -> Phase:
     raise BadInput("forward mode", needed=f"one of {', '.join(FORWARD_MODES)}", found=repr(mode))
 
 
+def phase_named(name: str) -> Phase:
+    """A phase by its own name, or the one that serves a forward mode.
+
+    Raises:
+        BadInput: neither.
+    """
+    return next((phase for phase in PHASES if phase == name), None) or phase_of(name)
+
+
+def linear_phase_of(name: str) -> Phase:
+    """The phase of the linear slot that serves a phase or a forward mode: a draft's run by the halves they follow.
+
+    Raises:
+        BadInput: as `phase_named`.
+    """
+    phase = phase_named(name)
+    return _HALF_OF_DRAFT.get(phase, phase)
+
+
 def check_entry(backend: object, mode: str) -> Stamp:
     """Hold the backend a forward is about to use against the mode: an engine that lets backends be swapped calls it.
 
@@ -52,7 +72,8 @@ def check_entry(backend: object, mode: str) -> Stamp:
         Unstamped: it carries no stamp, because it was swapped in after start. BuiltMismatch: it was built for other
         phases. BadInput: an unknown mode.
     """
-    stamp, phase = read_stamp(backend), mode if mode in PHASES else phase_of(mode)
+    stamp = read_stamp(backend)
+    phase = linear_phase_of(mode) if stamp.slot == "linear" else phase_named(mode)
     if phase not in stamp.phases:
         raise BuiltMismatch(
             f"forward mode {mode}",

@@ -1,7 +1,7 @@
 """Build every kernel of a plan here and run each phase once, so that nothing is compiled when the first request comes.
 
-In: a plan of this machine, the model it was resolved for, the catalogue. Out: one `Warmed` for each phase and group of
-layers: how long it took, or why it could not be run. Values are random and answers are thrown away.
+In: a plan of this machine, the model it was resolved for, the catalogue. Out: one `Warmed` for each slot, phase and
+group of layers: how long it took, or why it could not be run. Values are random and answers are thrown away.
 
 .. versionadded:: 0.2
 """
@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from backstamp.attention import LayerSpec, PagedKV, RaggedKV
 from backstamp.catalogue import Catalogue
-from backstamp.construction import RunnerShape, build
-from backstamp.declarations import Offer, Phase
+from backstamp.construction import RunnerBackends, RunnerShape, build
+from backstamp.declarations import Offer, Phase, Slot
 from backstamp.device_check import torch_device
 from backstamp.model import LayerFacts, ModelFacts
 from backstamp.plan import Plan
-from backstamp.plan_rows import GroupPlan
+from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.stamp import is_container, said, steps_of
+from backstamp.warm_linear import warm_linear
 
 if TYPE_CHECKING:
     from backstamp.testing.batches import CacheForm, IndexForm, MadeStep
@@ -49,6 +50,7 @@ class Warmed(NamedTuple):
     layers: int
     seconds: float
     reason: str = ""
+    slot: Slot = "attention"
 
     def as_json(self) -> dict[str, object]:
         """The row for tools."""
@@ -69,34 +71,57 @@ def warm(
     shape = RunnerShape(device=device, layers=layers, max_rows=8, max_tokens=64, max_pages=512, max_kv_len=128)
     backends = build(plan, shape, catalogue)
     done = []
-    for phase_plan in plan.running:
+    for slot, phase_plan in _running(plan):
         for at, group in enumerate(phase_plan.groups):
-            row = catalogue.row("attention", group)
+            row = catalogue.row(slot, group)
             assert row is not None, "the plan was just built on this catalogue"
-            backend = backends.serving_attention_backend(phase_plan.phase, at)
-            warmed = _run(backend, phase_plan.phase, group, row.offer, layers, plan, topk)
+            warmed = _run(slot, phase_plan.phase, at, group, row.offer, backends, layers, topk)
             done.append(warmed)
             if told is not None:
                 told(warmed)
     return done
 
 
+def _running(plan: Plan) -> Iterator[tuple[Slot, PhasePlan]]:
+    yield from (("attention", row) for row in plan.running)
+    if plan.linear is not None:
+        yield from (("linear", row) for row in plan.linear.rows if row.kernel is not None)
+
+
 def _run(
-    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan, topk: int
+    slot: Slot,
+    phase: Phase,
+    at: int,
+    group: GroupPlan,
+    offer: Offer,
+    backends: RunnerBackends,
+    layers: Sequence[LayerSpec],
+    topk: int,
 ) -> Warmed:
-    """Run one built object, every step of it where it is a draft loop, over each kind of layer it serves."""
+    """Run one built object over each kind of layer it serves, and time it."""
     served = [spec for spec in layers if spec.component == group.component and spec.layer_id in group.layers]
-    reason = _cannot(group, offer)
+    reason = _cannot(group, offer) if slot == "attention" else ""
     began = time.perf_counter()
     if not reason:
         try:
-            for spec in served:
-                for step, state, part in _planned(backend, phase, spec, group, offer, plan):
-                    kv, new = _keys(step, group)
-                    part.forward(step.q, kv, spec, state, new=new, indices=_indices(step, group, topk))
+            if slot == "linear":
+                warm_linear(backends.serving_linear_backend(phase, at), phase, group, offer, served, backends.plan)
+            else:
+                backend = backends.serving_attention_backend(phase, at)
+                _attend(backend, phase, group, offer, served, backends.plan, topk)
         except Exception as cause:  # one phase that cannot run must not hide the others
             reason = said(cause)
-    return Warmed(phase, group.kernel, len(group.layers), time.perf_counter() - began, reason)
+    return Warmed(phase, group.kernel, len(group.layers), time.perf_counter() - began, reason, slot)
+
+
+def _attend(
+    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, served: Sequence[LayerSpec], plan: Plan, topk: int
+) -> None:
+    """Run one attention backend, every step of it where it is a draft loop."""
+    for spec in served:
+        for step, state, part in _planned(backend, phase, spec, group, offer, plan):
+            kv, new = _keys(step, group)
+            part.forward(step.q, kv, spec, state, new=new, indices=_indices(step, group, topk))
 
 
 def _cannot(group: GroupPlan, offer: Offer) -> str:

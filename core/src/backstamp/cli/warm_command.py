@@ -46,4 +46,7 @@ def _warm(flags: Flags, as_json: AsJson = False) -> None:
 
 
 def _tell(row: Warmed) -> None:
-    say(f"{row.phase}: {row.kernel} {row.reason or 'ran'} ({row.seconds:.1f} s)", "red" if row.reason else "green")
+    slot = "linear " if row.slot == "linear" else ""
+    say(
+        f"{slot}{row.phase}: {row.kernel} {row.reason or 'ran'} ({row.seconds:.1f} s)", "red" if row.reason else "green"
+    )

@@ -1,0 +1,60 @@
+"""Run a built linear-attention kernel once in a phase, in each form an engine may hand it: nothing is left cold.
+
+In: a built object, its plan's group and row, the layers it serves. Out: nothing; what it raises is the caller's to
+tell. Values and states are random; the states are fp32, as served models keep them.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from backstamp.attention import LayerSpec
+from backstamp.declarations import Offer, Phase
+from backstamp.device_check import torch_device
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
+
+if TYPE_CHECKING:
+    from backstamp.testing.linear_batches import MadeLinearStep
+
+__all__ = ["warm_linear"]
+
+#: Query tokens of the rows each phase is warmed with; in verify as many in each row: some kernels take no other.
+_ROWS: Final[dict[Phase, tuple[int, ...]]] = {"prefill": (33, 5), "decode": (1, 1), "verify": (4, 4)}
+
+
+def warm_linear(
+    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan
+) -> None:
+    """Plan and run one phase over each kind of layer it serves."""
+    for spec in layers:
+        for step in _steps(phase, spec, group, offer, plan):
+            state = backend.plan(step.batch)
+            named = {"pool": step.pool, "slots": step.batch.slots}
+            backend.forward(step.q, step.k, step.v, step.gates, spec, state, **named)
+
+
+def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan) -> Iterator[MadeLinearStep]:
+    import torch
+
+    from backstamp.testing.linear_batches import make_linear_step
+
+    if group.family not in ("gdn", "kda"):
+        raise NotImplementedError(f"states of a {group.family} layer are the engine's own to make")
+    family: Literal["gdn", "kda"] = "gdn" if group.family == "gdn" else "kda"
+    order: Literal["vk", "kv"] = "vk" if dict(plan.layouts)["linear"] == "vk" else "kv"
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[plan.dtype]
+    rows = _ROWS[phase]
+    # engines compute the gates of a prefill, and hand raw ones to decode and verify: SGLang 0.5.23 gdn_backend.py
+    common: Any = {"family": family, "layer": spec, "order": order, "dtype": dtype, "raw_gates": phase != "prefill"}
+    common |= {"phase": phase, "device": torch_device(plan.device)}
+    if phase != "verify":
+        yield make_linear_step(rows, has_state=[row > 0 for row in range(len(rows))], **common)
+        return
+    yield make_linear_step(rows, form="slot_table", **common)
+    yield make_linear_step(rows, form="intermediate", **common)
+    if plan.topk > 1 and "tree_mask" in offer.features:
+        yield make_linear_step(rows, form="intermediate", parents=[(-1, 0, 0, 1)] * len(rows), **common)
