@@ -21,7 +21,8 @@ def load_states(pool: Tensor, slots: Tensor, has_state: Tensor, num_rows: int) -
     packed = torch.empty(num_rows, *pool.shape[1:], dtype=torch.float32, device=pool.device)
     heads, lines, width = pool.shape[1:]
     grid = (num_rows * heads, triton.cdiv(lines * width, _BLOCK))
-    _load[grid](pool, packed, slots, has_state, *pool.stride()[:3], heads, lines * width, width, _BLOCK)
+    # bytes: a bool pointer has no type of its own on every version of Triton
+    _load[grid](pool, packed, slots, has_state.view(torch.uint8), *pool.stride()[:3], heads, lines * width, width, _BLOCK)
     return packed
 
 
@@ -50,9 +51,9 @@ def _load(
     head = tl.program_id(0) % HEADS
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    there = (slot >= 0) & (tl.load(has_state_ptr + row) != 0)
+    there = at < tl.where((slot >= 0) & (tl.load(has_state_ptr + row) != 0), SIZE, 0)
     source = pool_ptr + slot * stride_slot + head * stride_head + (at // WIDTH) * stride_line + at % WIDTH
-    state = tl.load(source, mask=(at < SIZE) & there, other=0.0).to(tl.float32)
+    state = tl.load(source, mask=there, other=0.0).to(tl.float32)
     tl.store(packed_ptr + tl.program_id(0).to(tl.int64) * SIZE + at, state, mask=at < SIZE)
 
 
@@ -75,7 +76,7 @@ def _store(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     ran = tl.load(qo_indptr + row + 1) > tl.load(qo_indptr + row)
-    mask = (at < SIZE) & ran & (slot >= 0)
+    mask = at < tl.where(ran & (slot >= 0), SIZE, 0)
     state = tl.load(packed_ptr + tl.program_id(0).to(tl.int64) * SIZE + at, mask=mask, other=0.0)
     target = pool_ptr + slot * stride_slot + head * stride_head + (at // WIDTH) * stride_line + at % WIDTH
     tl.store(target, state.to(pool_ptr.dtype.element_ty), mask=mask)
