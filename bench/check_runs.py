@@ -17,8 +17,11 @@ from pathlib import Path
 __all__ = ["check_all", "check_table", "merge_lines"]
 
 HERE = Path(__file__).parent
-#: Scripts that check what no dense attention case can: sparse attention and recurrences.
-OTHER_CHECKS = ("sparse_checks.py", "linear_checks.py")
+#: Scripts that check what no dense attention case can, a kernel each: sparse attention, and recurrences.
+OTHER_CHECKS = (
+    ("sparse_checks.py", "dsa"),
+    *(("linear_checks.py", kernel) for kernel in ("triton", "flashinfer", "torch_native")),
+)
 #: Seconds a kernel may take for all its cases, restarts included; a first compile of a large kernel takes minutes.
 KERNEL_SECONDS = 540
 MOST_RESTARTS = 6
@@ -27,7 +30,7 @@ MOST_RESTARTS = 6
 def check_all(kernels: Sequence[str], jobs: int, seconds: float = KERNEL_SECONDS) -> Iterator[list[dict[str, object]]]:
     """The last line of every case, a list a kernel, as they end."""
     commands = [[str(HERE / "checks.py"), kernel] for kernel in kernels]
-    commands += [[str(HERE / script)] for script in OTHER_CHECKS if (HERE / script).exists()]
+    commands += [[str(HERE / script), kernel] for script, kernel in OTHER_CHECKS if kernel in kernels]
     with ThreadPoolExecutor(jobs) as pool:
         runs = [pool.submit(lambda command=command: list(_run(command, seconds))) for command in commands]
         for run in as_completed(runs):

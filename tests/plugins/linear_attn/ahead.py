@@ -40,9 +40,10 @@ class Job:
 def compile_job(job: Job) -> dict[str, object]:
     """Compile one kernel as its launcher would launch it."""
     import triton
-    from backstamp_linear_attn import recurrence, rows, states
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from backstamp_linear_attn import recurrence, rows, states
 
     key, value = job.dims
     if job.form in ("load", "store"):

@@ -140,6 +140,10 @@ class GdnRows:
             column = batch.num_accepted[:rows, None].long() - 1
             read = batch.slot_table[:rows].gather(1, column)[:, 0].to(torch.int32).contiguous()
             write = batch.slot_table[:rows, :width].to(torch.int32).contiguous()
+            # "NO negative-padding promise": it would write outside the pool. One look at the device a step
+            if bool(((write < 0) & (read >= 0)[:, None]).any()):
+                needed = "a slot for every token of a live row: the library has no way to skip one"
+                raise linear_refusal(self._request, "slot_table", needed, "-1", "verify")
         return RowsStep(batch=batch, form=form, read=read, write=write, num_rows=rows, width=width)
 
     def _verify(

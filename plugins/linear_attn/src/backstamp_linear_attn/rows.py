@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
 from backstamp.linear_checks import (
     LinearForm,
     check_linear_batch,
@@ -31,10 +32,11 @@ _BLOCK_V = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsStep:
-    """One planned step."""
+    """One planned step; `what` is its launch in words, for the notice of a first compile."""
 
     batch: LinearBatch
     form: LinearForm
+    what: str
 
 
 class TritonRows:
@@ -57,7 +59,10 @@ class TritonRows:
         Raises:
             UnsupportedBatch: a field the row does not take, or another launch than the recorded one.
         """
-        step = RowsStep(batch=batch, form=check_linear_batch(self._request, batch, capture=capture))
+        form = check_linear_batch(self._request, batch, capture=capture)
+        tree = "" if batch.parents is None else ", tree"
+        what = f"{self._request.family} {batch.phase} {self._request.dtype}, {form}{tree}"
+        step = RowsStep(batch=batch, form=form, what=what)
         return step if state is None else self._refresh(state, step)
 
     def replan(self, state: RowsStep) -> None:
@@ -91,48 +96,49 @@ class TritonRows:
         kept, table, parents = batch.intermediate, batch.slot_table, batch.parents
         block_v = min(_BLOCK_V, triton.next_power_of_2(layer.v_head_dim))
         grid = ((batch.num_rows + 1) * layer.num_kv_heads, triton.cdiv(layer.v_head_dim, block_v))
-        advance_rows[grid](
-            q,
-            k,
-            v,
-            a,
-            b,
-            gates.A_log.contiguous() if isinstance(gates, RawGates) else None,
-            gates.dt_bias.contiguous() if isinstance(gates, RawGates) else None,
-            out,
-            pool.ssm,
-            kept,
-            batch.qo_indptr,
-            slots,
-            table,
-            batch.num_accepted,
-            parents,
-            batch.num_rows,
-            batch.num_tokens,
-            layer.scale,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *a.stride()[:2],
-            *b.stride()[:2],
-            *out.stride()[:2],
-            *pool.ssm.stride()[:3],
-            *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
-            0 if table is None else table.stride(0),
-            0 if parents is None else parents.stride(0),
-            HEADS=layer.num_kv_heads,
-            SHARED=layer.num_kv_heads // layer.num_qo_heads,
-            K=layer.head_dim,
-            V=layer.v_head_dim,
-            BLOCK_K=triton.next_power_of_2(layer.head_dim),
-            BLOCK_V=block_v,
-            V_FIRST=pool.order == "vk",
-            CHANNELS=channels,
-            RAW=raw,
-            FORM=state.form,
-            TREE=parents is not None,
-            num_warps=4,
-        )
+        with compiling("triton", state.what):
+            advance_rows[grid](
+                q,
+                k,
+                v,
+                a,
+                b,
+                gates.A_log.contiguous() if isinstance(gates, RawGates) else None,
+                gates.dt_bias.contiguous() if isinstance(gates, RawGates) else None,
+                out,
+                pool.ssm,
+                kept,
+                batch.qo_indptr,
+                slots,
+                table,
+                batch.num_accepted,
+                parents,
+                batch.num_rows,
+                batch.num_tokens,
+                layer.scale,
+                *q.stride()[:2],
+                *k.stride()[:2],
+                *v.stride()[:2],
+                *a.stride()[:2],
+                *b.stride()[:2],
+                *out.stride()[:2],
+                *pool.ssm.stride()[:3],
+                *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
+                0 if table is None else table.stride(0),
+                0 if parents is None else parents.stride(0),
+                HEADS=layer.num_kv_heads,
+                SHARED=layer.num_kv_heads // layer.num_qo_heads,
+                K=layer.head_dim,
+                V=layer.v_head_dim,
+                BLOCK_K=triton.next_power_of_2(layer.head_dim),
+                BLOCK_V=block_v,
+                V_FIRST=pool.order == "vk",
+                CHANNELS=channels,
+                RAW=raw,
+                FORM=state.form,
+                TREE=parents is not None,
+                num_warps=4,
+            )
         return out
 
     def _refresh(self, state: RowsStep, fresh: RowsStep) -> RowsStep:

@@ -22,7 +22,9 @@ def load_states(pool: Tensor, slots: Tensor, has_state: Tensor, num_rows: int) -
     heads, lines, width = pool.shape[1:]
     grid = (num_rows * heads, triton.cdiv(lines * width, _BLOCK))
     # bytes: a bool pointer has no type of its own on every version of Triton
-    _load[grid](pool, packed, slots, has_state.view(torch.uint8), *pool.stride()[:3], heads, lines * width, width, _BLOCK)
+    _load[grid](
+        pool, packed, slots, has_state.view(torch.uint8), *pool.stride()[:3], heads, lines * width, width, _BLOCK
+    )
     return packed
 
 
