@@ -8,13 +8,22 @@ from importlib import import_module
 
 import pytest
 
+from backstamp.catalogue import build_catalogue
 from backstamp.declarations import PHASES
 from backstamp.declared import Declared, declared_from_json, declared_to_json
+from backstamp.discovery import discover
+from backstamp.engine import EngineFacts
 from backstamp.factories import Built
+from backstamp.launch import Requests, make_launch
+from backstamp.linear import LinearAttnBackends
+from backstamp.model import model_from_config
+from backstamp.resolution import resolve
 from backstamp.soundness import faults_of
+from backstamp.testing.hosts import described_host
 from backstamp.testing.requests import request_for
 from backstamp_ascend.plugin import backstamp_aliases, backstamp_offers
 from tests.libraries.fake import FakeLibrary
+from tests.models import config
 
 OFFERS = backstamp_offers()
 rows = pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: offer.factory.split(":")[1])
@@ -42,7 +51,8 @@ def test_every_factory_builds_its_kernel(offer, monkeypatch):
     """The path of each row leads to a callable that answers the row's name."""
     FakeLibrary("torch-npu", monkeypatch)
     module, name = offer.factory.split(":")
-    built = vars(import_module(module))[name](request_for(offer))
+    kernels = LinearAttnBackends("ascend", "ascend", "ascend")
+    built = vars(import_module(module))[name](request_for(offer, linear_attn_backends=kernels))
     assert isinstance(built, Built)
     assert built.kernel == offer.kernel == "ascend"
     assert callable(built.backend.plan)
@@ -78,3 +88,23 @@ def test_what_the_library_restricts_to_some_rows_is_declared_there_alone():
     assert (packed.dtypes, packed.head_dims, packed.sink_dtypes) == ({"bf16"}, (128,), {"bf16"})
     assert (wide.dtypes, wide.head_dims) == ({"bf16"}, (192,))
     assert "fp16" in by_row.dtypes
+
+
+def test_a_hybrid_model_is_served_whole_where_it_is_asked_for():
+    """Full layers by one kernel of this plugin, gated delta nets by the other, of one name in two slots."""
+    launch = make_launch(
+        Requests(attention_backend="ascend", linear_attn_backend="ascend", linear_attn_verify_backend="ascend")
+    )
+    host, catalogue = described_host("ascend910b"), build_catalogue(discover())
+    plan = resolve(launch, EngineFacts(), model_from_config(config("hybrid")), host, catalogue)
+    assert {row.kernel for row in plan.running} == {"ascend"}
+    assert [row.kernel for row in plan.linear.rows if row.kernel is not None][:2] == ["ascend", "ascend"]
+    assert {group.plugin.distribution for row in plan.linear.rows for group in row.groups} == {"backstamp-ascend"}
+
+
+def test_the_linear_rows_serve_targets_in_one_order_of_states():
+    """The library has no parents of tokens, and drafts have no recurrent layers."""
+    linear = [offer for offer in OFFERS if offer.slot == "linear"]
+    assert [offer.phases for offer in linear] == [{"decode", "verify"}, {"prefill"}]
+    assert {offer.state_layouts for offer in linear} == {("vk",)}
+    assert {offer.all_phases - offer.phases for offer in linear} == {frozenset()}

@@ -6,11 +6,13 @@ A factory holds the request against its row first, so that a refusal needs no li
 from __future__ import annotations
 
 from backstamp.factories import BuildRequest, Built
+from backstamp.linear_checks import check_linear_build, linear_refusal
 from backstamp.step_checks import check_build, refusal
+from backstamp_ascend.delta import DeltaPrefill, DeltaRows
 from backstamp_ascend.latent import LatentAttention
 from backstamp_ascend.paged import PagedAttention
 
-__all__ = ["LATENT_HEADS", "build_latent", "build_packed", "build_rows"]
+__all__ = ["LATENT_HEADS", "build_delta_prefill", "build_delta_rows", "build_latent", "build_packed", "build_rows"]
 
 #: Query heads over a latent cache. Source: torch-npu 2.14.0 _op_plugin_docs.py:8577, "query_rope".
 LATENT_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -51,6 +53,41 @@ def build_latent(request: BuildRequest) -> Built:
     import torch_npu
 
     return Built("ascend", LatentAttention(request, torch_npu.npu_fused_infer_attention_score_v2))
+
+
+def build_delta_rows(request: BuildRequest) -> Built:
+    """Build the linear `ascend` for decode and verify of a gated delta net.
+
+    Raises:
+        Unstamped: the runner carries no `linear_attn_backends`.
+        UnsupportedBatch: what the row does not declare, or more heads than the library takes.
+    """
+    _check_delta(request, most_heads=256)
+    import torch_npu
+
+    return Built("ascend", DeltaRows(request, torch_npu.npu_recurrent_gated_delta_rule))
+
+
+def build_delta_prefill(request: BuildRequest) -> Built:
+    """Build the linear `ascend` for prefill of a gated delta net.
+
+    Raises:
+        Unstamped, UnsupportedBatch: as `build_delta_rows`.
+    """
+    _check_delta(request, most_heads=64)
+    import torch_npu
+
+    return Built("ascend", DeltaPrefill(request, torch_npu.npu_chunk_gated_delta_rule))
+
+
+def _check_delta(request: BuildRequest, most_heads: int) -> None:
+    """Source: torch-npu 2.14.0 _op_plugin_docs.py:6726 and :12085."""
+    # the runner's own stamp is read there, before anything else
+    check_linear_build(request)
+    for layer in request.layers:
+        if layer.num_kv_heads > most_heads:
+            found = f"{layer.num_kv_heads} in layer {layer.layer_id}"
+            raise linear_refusal(request, "value heads (num_kv_heads)", f"at most {most_heads}", found)
 
 
 def _build_paged(request: BuildRequest, *, packed: bool) -> Built:

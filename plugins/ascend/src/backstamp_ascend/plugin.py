@@ -1,4 +1,4 @@
-"""What this plugin declares: torch-npu's attention on Ascend 910B, as data.
+"""What this plugin declares: torch-npu's attention on Ascend 910B, full and linear, as data.
 
 In: nothing. Out: offers. Imports only `backstamp`; torch-npu is imported by `backend.py` when a kernel is built.
 """
@@ -65,11 +65,42 @@ LATENT = replace(
     layouts=("latent_rope", "rows"),
 )
 
+# gated delta nets, in the linear slot: bf16 tokens over bf16 states [., HV, V, K], chains of at most 8 tokens
+# Source: torch-npu 2.14.0 _op_plugin_docs.py:6726, npu_recurrent_gated_delta_rule; it has no parents of tokens
+DELTA_ROWS = Offer(
+    kernel="ascend",
+    slot="linear",
+    factory="backstamp_ascend.backend:build_delta_rows",
+    family="gdn",
+    device="npu",
+    archs=("ascend910b",),
+    requires=("torch-npu>=2.11",),
+    phases=frozenset({"decode", "verify"}),
+    draft_phases=frozenset(),
+    dtypes=frozenset({"bf16"}),
+    # any up to 256; these are the ones models have
+    head_dims=(64, 128, 256, (64, 128), (96, 192), (128, 256)),
+    # a recurrence has states, no pages
+    page_sizes=PageSizes(preferred=1, multiple_of=1),
+    mask_format="internal_causal",
+    inputs=frozenset({"host_lens"}),
+    plan="host",
+    state_layouts=("vk",),
+    priority=60,
+)
+# Source: torch-npu 2.14.0 _op_plugin_docs.py:12085, npu_chunk_gated_delta_rule: keys and values of 128
+DELTA_PREFILL = replace(
+    DELTA_ROWS,
+    factory="backstamp_ascend.backend:build_delta_prefill",
+    phases=frozenset({"prefill"}),
+    head_dims=(128,),
+)
+
 
 @hookimpl
 def backstamp_offers() -> tuple[Offer, ...]:
-    """The rows of the kernel `ascend`."""
-    return (PACKED, PACKED_192, ROWS, LATENT)
+    """The rows of the kernel `ascend`, of both slots."""
+    return (PACKED, PACKED_192, ROWS, LATENT, DELTA_ROWS, DELTA_PREFILL)
 
 
 @hookimpl
