@@ -1,0 +1,74 @@
+"""A wrapper's pinned memory is not written while the device may still read it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from tests.libraries.fake import Call, FakeLibrary
+from tests.plugins.flashinfer.library import MLA, PREFILL
+from tests.plugins.flashinfer.steps import LATENT, MIXED, build, draw
+
+
+def recording_fence(library: FakeLibrary) -> type:
+    """A fence that notes among the library's calls when it is passed and set."""
+
+    class Recorder:
+        def __init__(self, device: torch.device) -> None:
+            self.name = f"fence {sum(call.path.startswith('new') for call in library.calls)}"
+            library.calls.append(Call(f"new {self.name}", {}))
+
+        def mark(self) -> None:
+            library.calls.append(Call(f"mark {self.name}", {}))
+
+        def wait(self) -> None:
+            library.calls.append(Call(f"wait {self.name}", {}))
+
+    return Recorder
+
+
+def noted(library: FakeLibrary, plan: str) -> list[str]:
+    """Plans and fences, in order."""
+    words = ("wait", "mark", plan)
+    return [call.path.replace(plan, "plan") for call in library.calls if call.path.startswith(words)]
+
+
+def test_a_wrapper_is_planned_again_only_after_its_last_copy(
+    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two states in flight have a fence each; the first wrapper comes back with its own."""
+    monkeypatch.setattr(importlib.import_module("backstamp_flashinfer.wrappers"), "Fence", recording_fence(library))
+    step = draw(MIXED)
+    backend = build(step)
+    one, two = backend.plan(step.batch), backend.plan(step.batch)
+    del one
+    three = backend.plan(step.batch)
+    expected = [f"{word} fence {at}" for at in (0, 1, 0) for word in ("wait", "plan", "mark")]
+    assert noted(library, f"{PREFILL}.plan") == ["plan" if word.startswith("plan") else word for word in expected]
+    assert two is not three
+
+
+def test_a_wrapper_is_let_go_only_after_its_last_copy(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pinned memory may be handed out again at once."""
+    wrappers = importlib.import_module("backstamp_flashinfer.wrappers")
+    monkeypatch.setattr(wrappers, "Fence", recording_fence(library))
+    monkeypatch.setattr(wrappers, "IDLE_WRAPPERS", 0)
+    step = draw(MIXED)
+    backend = build(step)
+    state = backend.plan(step.batch)
+    library.calls.clear()
+    del state
+    assert noted(library, f"{PREFILL}.plan") == ["wait fence 0"]
+
+
+def test_mla_plans_one_after_another(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library makes its pinned memory anew for every plan, and gives up the last."""
+    module = importlib.import_module("backstamp_flashinfer.mla")
+    monkeypatch.setattr(module, "Fence", recording_fence(library))
+    step = draw(MIXED, LATENT)
+    backend = build(step)
+    for _ in range(2):
+        backend.plan(step.batch)
+    assert noted(library, f"{MLA}.plan") == ["wait fence 0", "plan", "mark fence 0"] * 2
