@@ -19,14 +19,32 @@ from backstamp.testing.reference import reference_attention, relative_error
 from backstamp.testing.requests import request_for
 from backstamp_flashinfer.plugin import MHA, MHA_SINKS, MLA
 
-__all__ = ["LATENT", "LAYER", "MIXED", "ONE", "build", "draw", "forward", "held"]
+__all__ = [
+    "CHAIN",
+    "LATENT",
+    "LAYER",
+    "MIXED",
+    "ONE",
+    "SINK",
+    "Run",
+    "build",
+    "draw",
+    "forward",
+    "held",
+    "request_of",
+    "with_lens",
+]
 
 LAYER = LayerSpec(layer_id=0, num_qo_heads=4, num_kv_heads=2, head_dim=64, v_head_dim=64, scale=64**-0.5)
 LATENT = LayerSpec(layer_id=0, num_qo_heads=8, num_kv_heads=1, head_dim=576, v_head_dim=512, scale=192**-0.5)
+#: The same with an extra logit a head.
+SINK = replace(LAYER, sinks=torch.randn(4, generator=torch.Generator().manual_seed(1)))
 #: (query tokens, KV tokens): ragged rows, a lone token, a row without queries, one without either.
 MIXED = ((5, 5), (1, 40), (0, 17), (0, 0), (9, 33), (3, 64))
 #: One token a row.
 ONE = ((1, 1), (1, 17), (1, 64), (1, 150))
+#: Rows of a verify step.
+CHAIN = ((4, 4), (4, 40), (4, 29))
 
 BOUND = 2e-3
 

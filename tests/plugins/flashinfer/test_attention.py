@@ -11,11 +11,9 @@ from backstamp.attention import PagedKV
 from backstamp.testing.batches import MadeStep, split_new
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.flashinfer.library import DECODE, PREFILL, RAGGED
-from tests.plugins.flashinfer.steps import LAYER, MIXED, ONE, build, draw, forward, held, request_of, with_lens
+from tests.plugins.flashinfer.steps import CHAIN, LAYER, MIXED, ONE, SINK, build, draw, forward, held, request_of
 
-CHAIN = ((4, 4), (4, 40), (4, 29))
 WINDOWED = replace(LAYER, window_left=6)
-SINK = replace(LAYER, sinks=torch.randn(4, generator=torch.Generator().manual_seed(1)))
 
 
 @pytest.mark.parametrize("form", ["csr", "page_table", "indirect"])
@@ -239,46 +237,22 @@ def test_idle_wrappers_are_few(library: FakeLibrary) -> None:
     assert len(backend._pool._idle) == IDLE_WRAPPERS
 
 
-@pytest.mark.parametrize("layer", [LAYER, replace(SINK, window_left=6)], ids=["plain", "window-sinks"])
-@pytest.mark.parametrize("rows", [ONE, ((3, 30), (3, 17), (3, 3))], ids=["decode", "chain"])
-def test_a_recorded_step_replays_with_other_lengths(
-    library: FakeLibrary, rows: tuple[tuple[int, int], ...], layer: object
-) -> None:
-    """The same wrapper and buffers, planned anew; rows without queries own pad tokens that see nothing."""
-    step = draw(rows, layer, phase="decode" if rows == ONE else "verify")  # type: ignore[arg-type]
-    step = replace(step, batch=replace(step.batch, max_kv_len=512))
-    backend = build(step)
-    backend.init_graphs(len(rows), step.batch.num_tokens)
-    state = backend.plan(step.batch, capture=True)
-    held(forward(backend, step, state), step)
-    made = [call.path for call in library.calls if call.path.endswith("__init__")]
-    size = step.batch.max_q_len
-    again = with_lens(step, [max(size, kv - 9) for _, kv in rows])
-    assert backend.plan(again.batch, state=state) is state
-    backend.replan(state)
-    held(forward(backend, again, state), again)
-    assert [call.path for call in library.calls if call.path.endswith("__init__")] == made
-    # the last row has keys and asks for nothing: its tokens belong to no row
-    starts = step.batch.qo_indptr.clone()
-    starts[-1] = starts[-2]
-    fewer = replace(step.batch, qo_indptr=starts, qo_indptr_host=starts)
-    backend.plan(fewer, state=state)
-    held(forward(backend, replace(step, batch=fewer), state), replace(step, batch=fewer))
+def test_tokens_out_of_their_rows_place_are_no_uniform_step(library: FakeLibrary) -> None:
+    """As many tokens as rows, but the last row's is the second token."""
+    step = draw(((1, 9), (0, 5), (1, 20)), pad_tokens=1, phase="decode")
+    held(forward(build(step), step, lse=True), step)
 
 
-def test_a_recorded_tree_replays_with_another_tree(library: FakeLibrary) -> None:
-    """The recorded buffer gets the new values."""
-    step = draw(CHAIN, tree="qlen", phase="verify")
-    step = replace(step, batch=replace(step.batch, max_kv_len=512))
+def test_strides_apart_share_the_plan_of_fa2(library: FakeLibrary) -> None:
+    """Its kernels take strides of keys and values each, when they run."""
+    step = draw(MIXED)
+    values = torch.zeros(*step.kv.k.shape[:3], 128, dtype=torch.float16)
+    values[..., :64] = step.kv.v
     backend = build(step)
-    state = backend.plan(step.batch, capture=True)
+    state = backend.plan(step.batch)
+    held(forward(backend, replace(step, kv=PagedKV(k=step.kv.k, v=values[..., :64])), state), step)
     held(forward(backend, step, state), step)
-    other = draw(CHAIN, tree="qlen", phase="verify", seed=3)
-    tree = other.batch.tree
-    assert tree is not None
-    tree.buffer.copy_(torch.eye(4, dtype=torch.bool))
-    backend.plan(other.batch, state=state)
-    held(forward(backend, other, state), other)
+    assert len(library.called(f"{PREFILL}.plan")) == 1
 
 
 def test_sinks_of_another_dtype_are_widened(library: FakeLibrary) -> None:

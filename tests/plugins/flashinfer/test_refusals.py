@@ -14,9 +14,8 @@ from backstamp.errors import UnsupportedBatch
 from backstamp.testing.batches import MadeStep, split_new
 from backstamp_flashinfer.plugin import MHA, MHA_SINKS
 from tests.libraries.fake import FakeLibrary
-from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, ONE, build, draw, forward, with_lens
+from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, ONE, SINK, build, draw, forward, with_lens
 
-SINK = replace(LAYER, sinks=torch.zeros(4))
 NARROW = replace(LAYER, head_dim=96, v_head_dim=96)
 
 
