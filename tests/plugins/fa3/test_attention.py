@@ -83,12 +83,20 @@ def latent(case: Case) -> Case:
     return replace(case, layer=layer, cache_form="latent")
 
 
+def of_row(row: str, case: Case) -> Case:
+    """A case over the cache and the pages a row has: pages of 16 stand for any."""
+    pages = ROWS[row].page_sizes
+    if case.page_size == 16 and not pages.accepts(16):
+        case = replace(case, page_size=pages.preferred)
+    return latent(case) if row.endswith("mla") and "cross" not in case.needs else case
+
+
 PAGED = [
-    (row, name, latent(case) if row.endswith("mla") else case)
+    (row, name, of_row(row, case))
     for row, offer in ROWS.items()
     if "paged" in offer.kv_forms
     for name, case in CASES.items()
-    if (fits(row, latent(case)) if row.endswith("mla") and "cross" not in case.needs else fits(row, case))
+    if fits(row, of_row(row, case))
 ]
 RAGGED = [
     (row, name, case)

@@ -202,6 +202,20 @@ def test_musa_captures_nothing(monkeypatch):
     assert len(calls) == 5
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("row", ["sglang-kernel", "tokenspeed-fa4", "mate"])
+def test_a_window_is_told_in_the_words_of_the_library(row, causal, monkeypatch):
+    """Nothing after self where the causal rule holds; FA4 says None for a side without a bound, the others -1."""
+    layer = replace(LAYER, window_left=3)
+    page_size = ROWS[row].page_sizes.preferred
+    step = make_batch([2, 3], [9, 30], layer=layer, dtype=torch.bfloat16, page_size=page_size, causal=causal)
+    with built(row, request(row, layer, page_size=page_size), monkeypatch) as (backend, calls):
+        backend.forward(step.q, step.kv, layer, backend.plan(step.batch))
+    last = calls[-1] if isinstance(calls[-1], dict) else calls[-1].arguments
+    told = last["window_size"] if "window_size" in last else (last["window_size_left"], last["window_size_right"])
+    assert told == (3, 0 if causal else None if row == "tokenspeed-fa4" else -1)
+
+
 def test_fa4_splits_on_blackwell_only(monkeypatch):
     """On Hopper the library refuses more than one pass over the keys."""
     for row, splits in (("tokenspeed-fa4", 1), ("tokenspeed-fa4-blackwell", 0)):
