@@ -224,6 +224,15 @@ def test_fa4_splits_on_blackwell_only(monkeypatch):
             assert calls[0].arguments["num_splits"] == splits
 
 
+def test_fa4_does_not_split_unlike_head_dims(monkeypatch):
+    """It would load pages of 64 whole there, and unused slots may hold NaN."""
+    row, layer = "tokenspeed-fa4-blackwell", replace(LAYER, head_dim=192)
+    step = make_batch([2, 3], [9, 30], layer=layer, dtype=torch.bfloat16)
+    with built(row, request(row, layer), monkeypatch) as (backend, calls):
+        backend.forward(step.q, step.kv, layer, backend.plan(step.batch))
+    assert calls[0].arguments["num_splits"] == 1
+
+
 def test_fa4_announces_each_kind_once(monkeypatch, caplog):
     """What is compiled follows the layer and the shape of the batch."""
     told = []

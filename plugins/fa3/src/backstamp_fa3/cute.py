@@ -47,6 +47,8 @@ class CuteFunction:
         step, layer = call.step, call.layer
         paged = call.kv_indptr is None
         left, right = call.window
+        # split over unlike head dims, Blackwell's tiles shrink to 64 keys (`_get_fwd_config`): then a page is loaded whole
+        num_splits = self._num_splits if layer.head_dim == layer.v_head_dim else 1
         out, lse = self._function(
             q=call.q,
             k=call.k,
@@ -63,7 +65,7 @@ class CuteFunction:
             window_size=(left if left >= 0 else None, right if right >= 0 else None),
             learnable_sink=call.sinks,
             softcap=layer.softcap,
-            num_splits=self._num_splits,
+            num_splits=num_splits,
             return_lse=call.with_lse,
         )
         call.out.copy_(out)
