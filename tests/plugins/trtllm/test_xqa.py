@@ -10,7 +10,7 @@ import torch
 from backstamp.attention import TreeMask
 from backstamp.errors import UnsupportedBatch
 from backstamp.testing.batches import make_tree
-from backstamp_trtllm.plugin import XQA, XQA_FP8
+from backstamp_trtllm.plugin import XQA, XQA_FP8, XQA_WINDOW
 from tests.plugins.trtllm.cases import Case, build, check, compare, install, make
 
 PATH = "flashinfer.decode:xqa_batch_decode_with_kv_cache"
@@ -57,7 +57,7 @@ DRAFTS = (
 def test_steps_of_one_token_a_row_take_the_plain_kernel(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever rows are empty: a row without a token costs no draft kernel."""
     libraries = install(monkeypatch)
-    check(XQA, case)
+    check(XQA if case.window < 0 else XQA_WINDOW, case)
     (call,) = libraries.flashinfer.called(PATH)
     assert call["q_len_per_req"] == 1
     assert call["q_cu_seq_lens"] is None
@@ -68,7 +68,7 @@ def test_steps_of_one_token_a_row_take_the_plain_kernel(case: Case, monkeypatch:
 def test_longer_rows_take_the_ragged_kernel_under_a_mask(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains and trees, on the lowest rung that holds the longest row."""
     libraries = install(monkeypatch)
-    check(XQA, case)
+    check(XQA if case.window < 0 else XQA_WINDOW, case)
     (call,) = libraries.flashinfer.called(PATH)
     longest = max(q_len for q_len, _ in case.rows)
     assert call["q_len_per_req"] == next(rung for rung in (8, 32, 128) if rung >= longest)
@@ -178,12 +178,13 @@ def test_more_query_heads_than_a_tile_holds_are_refused(monkeypatch: pytest.Monk
 
 
 def test_a_tree_over_a_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel counts windows by row, which no branch of a tree does."""
+    """The kernel counts windows by row, which no branch of a tree does: no row declares both."""
     install(monkeypatch)
     step = make(Case(CHAIN, phase="verify", tree="qlen", window=37))
-    backend = build(XQA, step)
-    with pytest.raises(UnsupportedBatch, match=r"tree.*window_left 37"):
-        backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
+    with pytest.raises(UnsupportedBatch, match="window"):
+        build(XQA, step)
+    with pytest.raises(UnsupportedBatch, match="tree"):
+        build(XQA_WINDOW, step).plan(step.batch)
 
 
 def test_keys_and_values_of_unlike_strides_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

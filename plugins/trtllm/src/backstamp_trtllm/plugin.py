@@ -78,9 +78,7 @@ XQA = Offer(
     prefix=True,
     mask_format="internal_causal",
     # Source: xqa.py has no softcap and raises for LSE; the draft mask is any bits among a step's own tokens
-    features=frozenset({"window", "sinks", "tree_mask", "topk"}),
-    # Source: xqa.py, "tree-structured drafts are not supported with sliding window"
-    excludes=frozenset({"tree_mask+window"}),
+    features=frozenset({"sinks", "tree_mask", "topk"}),
     # Source: xqa.py, sinks "Data type should be torch.float32"
     sink_dtypes=frozenset({"fp32"}),
     sink_conversion="lossless",
@@ -92,11 +90,15 @@ XQA = Offer(
     companions=COMPANIONS,
 )
 
+# Source: xqa.py, "tree-structured drafts are not supported with sliding window", so no row has both
+XQA_WINDOW = replace(XQA, features=frozenset({"window", "sinks", "topk"}))
+
 # Source: xqa.py, `run_sm90_fp8_mha`: elsewhere the generic kernel widens e4m3 keys to the query's dtype. On SM90 decode
 # would take mha_sm90.cu, which loads whole pages and multiplies slots nobody wrote by zero: a NaN there would show
 XQA_FP8 = replace(
     XQA, archs=("12.0", "12.1"), kv_dtypes=frozenset({"e4m3fn"}), kv_dtype_names=FP8_NAMES, dtypes=frozenset({"bf16"})
 )
+XQA_WINDOW_FP8 = replace(XQA_FP8, features=XQA_WINDOW.features)
 
 FMHA_V2 = Offer(
     kernel="fmha_v2",
@@ -199,7 +201,9 @@ def backstamp_offers() -> tuple[Offer, ...]:
         TRTLLM_MHA,
         TRTLLM_MHA_FP8,
         XQA,
+        XQA_WINDOW,
         XQA_FP8,
+        XQA_WINDOW_FP8,
         FMHA_V2,
         TRTLLM_MLA,
         TRTLLM_MLA_RAGGED,

@@ -200,7 +200,3 @@ class XqaAttention:
         if k.stride() != v.stride() or any(stride % layer.head_dim for stride in k.stride()[:3]):
             needed = f"keys and values of the same strides, in multiples of {layer.head_dim}"
             raise refusal(self._request, "kv strides", needed, f"{k.stride()} and {v.stride()}", phase=batch.phase)
-        if batch.tree is not None and layer.window_left >= 0:
-            raise refusal(
-                self._request, "tree", "a layer without a window", f"window_left {layer.window_left}", phase=batch.phase
-            )
