@@ -9,6 +9,8 @@ tricks; it shares no code with any backend. A choice that is -1, past the row or
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -28,14 +30,12 @@ def reference_indexer(
     """
     q, weights = q.cpu().to(dtype), weights.cpu().to(dtype)
     logits = torch.full((q.shape[0], max(1, batch.max_kv_len)), float("-inf"), dtype=dtype)
-    rows, lengths = _rows_of_tokens(batch), visible_lengths(batch)
-    for token, row in enumerate(rows):
-        length = lengths[token]
-        if length == 0:
-            continue
-        seen = gather_row(keys.k, batch.index, row, length)[:, 0].cpu().to(dtype)
-        scores = torch.relu(q[token] @ seen.T)
-        logits[token, :length] = weights[token] @ scores
+    lengths = visible_lengths(batch)
+    for row, kv_len, tokens in _rows(batch):
+        seen = gather_row(keys.k, batch.index, row, kv_len)[:, 0].cpu().to(dtype)
+        for token in tokens:
+            scores = torch.relu(q[token] @ seen[: lengths[token]].T)
+            logits[token, : lengths[token]] = weights[token] @ scores
     return logits
 
 
@@ -65,12 +65,13 @@ def reference_sparse(
     """
     q = q.cpu() if q_rope is None else torch.cat([q, q_rope], dim=-1).cpu()
     out, lse = _empty(q, layer, dtype)
-    rows, lengths = _rows_of_tokens(batch), visible_lengths(batch)
-    for token, row in enumerate(rows):
-        chosen = [at for at in indices[token].tolist() if 0 <= at < lengths[token]]
-        if chosen:
-            keys = gather_row(kv.k, batch.index, row, lengths[token])[:, 0].cpu().to(dtype)[chosen]
-            out[token], lse[token] = _attend(q[token].to(dtype), keys, layer)
+    lengths = visible_lengths(batch)
+    for row, kv_len, tokens in _rows(batch):
+        keys = gather_row(kv.k, batch.index, row, kv_len)[:, 0].cpu().to(dtype)
+        for token in tokens:
+            chosen = [at for at in indices[token].tolist() if 0 <= at < lengths[token]]
+            if chosen:
+                out[token], lse[token] = _attend(q[token].to(dtype), keys[chosen], layer)
     return out, lse
 
 
@@ -90,49 +91,49 @@ def reference_compressed(
     """
     q = q.cpu()
     out, lse = _empty(q, layer, dtype)
-    rows, lengths = _rows_of_tokens(batch), _positions(batch)
+    lengths = _positions(batch)
     rate = 1 if kv.v is None else batch.index.page_size // kv.v.shape[1]
-    for token, row in enumerate(rows):
-        length = lengths[token]
-        if length == 0:
-            continue
-        near = gather_row(kv.k, batch.index, row, length)[:, 0].cpu().to(dtype)
-        parts = [near[max(0, length - layer.window_left - 1) :]]
-        if kv.v is not None and length >= rate:
-            pages = torch.tensor(row_pages(batch.index, row, length), device=kv.v.device)
+    for row, kv_len, tokens in _rows(batch):
+        near = gather_row(kv.k, batch.index, row, kv_len)[:, 0].cpu().to(dtype)
+        far = near[:0]
+        if kv.v is not None:
             # both caches lie under one page table
-            far = kv.v[pages].flatten(0, 1)[: length // rate, 0].cpu().to(dtype)
-            chosen = range(len(far)) if indices is None else indices[token].tolist()
-            parts.append(far[[at for at in chosen if 0 <= at < len(far)]])
-        out[token], lse[token] = _attend(q[token].to(dtype), torch.cat(parts), layer)
+            pages = torch.tensor(row_pages(batch.index, row, kv_len), device=kv.v.device)
+            far = kv.v[pages].flatten(0, 1)[: kv_len // rate, 0].cpu().to(dtype)
+        for token in tokens:
+            length = lengths[token]
+            chosen = range(length // rate) if indices is None else indices[token].tolist()
+            entries = far[[at for at in chosen if 0 <= at < length // rate]] if kv.v is not None else far
+            keys = torch.cat([near[max(0, length - layer.window_left - 1) : length], entries])
+            if len(keys):
+                out[token], lse[token] = _attend(q[token].to(dtype), keys, layer)
     return out, lse
 
 
 def visible_lengths(batch: Batch) -> list[int]:
     """How many of its row's first tokens each token may see; 0 for tokens of no row."""
-    if batch.causal is True:
-        return _positions(batch)
-    kv_lens = batch.kv_lens.cpu().tolist()
-    return [0 if row < 0 else kv_lens[row] for row in _rows_of_tokens(batch)]
+    lengths = _positions(batch)
+    if batch.causal is not True:
+        for _, kv_len, tokens in _rows(batch):
+            lengths[tokens.start : tokens.stop] = [kv_len] * len(tokens)
+    return lengths
 
 
 def _positions(batch: Batch) -> list[int]:
     """Each token's position in its row, plus one; 0 for tokens of no row."""
+    lengths = [0] * batch.num_tokens
+    for _, kv_len, tokens in _rows(batch):
+        for token in tokens:
+            lengths[token] = max(0, kv_len - (tokens.stop - token) + 1)
+    return lengths
+
+
+def _rows(batch: Batch) -> Iterator[tuple[int, int, range]]:
+    """Each row that has keys: its number, its length, its tokens."""
     offsets, kv_lens = batch.qo_indptr.cpu().tolist(), batch.kv_lens.cpu().tolist()
-    rows = _rows_of_tokens(batch)
-    return [
-        0 if row < 0 else max(0, kv_lens[row] - (offsets[row + 1] - offsets[row]) + token - offsets[row] + 1)
-        for token, row in enumerate(rows)
-    ]
-
-
-def _rows_of_tokens(batch: Batch) -> list[int]:
-    """The row of each token, -1 for padding tokens."""
-    offsets = batch.qo_indptr.cpu().tolist()
-    rows = [-1] * batch.num_tokens
     for row in range(batch.num_rows):
-        rows[offsets[row] : offsets[row + 1]] = [row] * (offsets[row + 1] - offsets[row])
-    return rows
+        if kv_lens[row]:
+            yield row, kv_lens[row], range(offsets[row], offsets[row + 1])
 
 
 def _empty(q: Tensor, layer: LayerSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
