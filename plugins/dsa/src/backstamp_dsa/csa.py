@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_call, refusal
 from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
 from backstamp_dsa.steps import SparseStep, renew
@@ -94,16 +95,19 @@ class CompressedAttention:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return out
-        near = find_slots(
-            batch,
-            state.form,
-            indices=None,
-            width=padded(layer.window_left + 1),
-            window=layer.window_left + 1,
-            entries_per_page=self._request.page_size,
-            slots_per_page=self._kernel.slots_per_page("kv.k", kv.k),
-        )
-        self._kernel.attend(q, kv, near, self._far(batch, state, kv, indices, rate), sinks_of(layer), layer, state, out)
+        slots_per_page = self._kernel.slots_per_page("kv.k", kv.k)
+        with compiling("dsv4", f"{self._request.layout} {state.form}"):
+            near = find_slots(
+                batch,
+                state.form,
+                indices=None,
+                width=padded(layer.window_left + 1),
+                window=layer.window_left + 1,
+                entries_per_page=self._request.page_size,
+                slots_per_page=slots_per_page,
+            )
+            far = self._far(batch, state, kv, indices, rate)
+            self._kernel.attend(q, kv, near, far, sinks_of(layer), layer, state, out)
         return out
 
     def _far(self, batch: Batch, state: SparseStep, kv: PagedKV, indices: Tensor | None, rate: int) -> Slots | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_dsa.indexer import DsaIndexer
 from backstamp_dsa.settings import SEED, Inside
@@ -138,16 +139,19 @@ class DsaAttention:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return out
-        kernel = self._kernels[self.by_phase[batch.phase]]
-        chosen = find_slots(
-            batch,
-            state.form,
-            indices=indices,
-            width=padded(indices.shape[1]),
-            entries_per_page=self._request.page_size,
-            slots_per_page=kernel.slots_per_page(kv),
-        )
-        kernel.attend(q, q_rope, kv, chosen, layer, state, out, lse)
+        served_by = self.by_phase[batch.phase]
+        kernel = self._kernels[served_by]
+        slots_per_page = kernel.slots_per_page(kv)
+        with compiling("dsa", f"{served_by} {self._request.dtype} {state.form}"):
+            chosen = find_slots(
+                batch,
+                state.form,
+                indices=indices,
+                width=padded(indices.shape[1]),
+                entries_per_page=self._request.page_size,
+                slots_per_page=slots_per_page,
+            )
+            kernel.attend(q, q_rope, kv, chosen, layer, state, out, lse)
         return out
 
     def _check_seeded(self) -> None:

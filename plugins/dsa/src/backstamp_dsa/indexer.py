@@ -15,6 +15,7 @@ from torch import Tensor
 
 from backstamp.attention import PagedKV
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import compiling
 from backstamp.step_checks import refusal
 from backstamp_dsa.configs import logits_config
 from backstamp_dsa.portable import chip_of
@@ -56,7 +57,8 @@ class DsaIndexer:
         most = min(topk, width)
         for start in range(0, batch.num_tokens, max(1, LOGITS_PER_LAUNCH // width)):
             stop = min(batch.num_tokens, start + max(1, LOGITS_PER_LAUNCH // width))
-            logits = self._logits(q, weights, keys, state, start, stop, width)
+            with compiling("dsa", f"indexer {self._request.dtype} {state.form}"):
+                logits = self._logits(q, weights, keys, state, start, stop, width)
             best = torch.topk(logits, most, dim=-1)
             chosen = best.indices.masked_fill(best.values == float("-inf"), -1)
             out[start:stop, :most] = chosen
