@@ -85,7 +85,7 @@ XQA = Offer(
     graph="uniform",
     plan="device",
     # measured on an H200: behind flashinfer's tensor-core decode and our own Triton decode
-    priority=35,
+    priority=36,
     requires=(FLASHINFER,),
     companions=COMPANIONS,
 )
@@ -181,7 +181,7 @@ TOKENSPEED_MLA = replace(
     page_sizes=PageSizes(preferred=64, exact=(16, 32, 64, 128)),
     requires=(TOKENSPEED,),
     companions=(),
-    priority=50,
+    priority=48,
 )
 
 TOKENSPEED_MLA_RAGGED = replace(
@@ -190,7 +190,7 @@ TOKENSPEED_MLA_RAGGED = replace(
     factory="backstamp_trtllm.backend:build_tokenspeed_mla",
     requires=(TOKENSPEED,),
     companions=(),
-    priority=50,
+    priority=48,
 )
 
 
