@@ -24,7 +24,7 @@ __all__ = ["MateFunctions"]
 class MateFunctions:
     """The two functions of MUSA's `flash_attn_interface`."""
 
-    def __init__(self, attend: Callable[..., object], schedule: Callable[..., object]) -> None:
+    def __init__(self, attend: Callable[..., Tensor | tuple[Tensor, ...]], schedule: Callable[..., object]) -> None:
         self._function = attend
         self._schedule = schedule
 

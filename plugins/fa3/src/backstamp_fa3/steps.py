@@ -114,8 +114,8 @@ def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
         ("max_kv_len", old.max_kv_len, new.max_kv_len),
     ):
         if wanted > most:
-            needed = f"at most {most}, as planned"
-            raise refusal(request, name, needed, str(wanted), phase=new.phase, fix="Plan a new state")
+            bound = f"at most {most}, as planned"
+            raise refusal(request, name, bound, str(wanted), phase=new.phase, fix="Plan a new state")
     pairs = [(old.qo_indptr, new.qo_indptr), (old.kv_lens, new.kv_lens)]
     if state.page_table is not None and fresh.page_table is not None:
         width = fresh.page_table.shape[1]
