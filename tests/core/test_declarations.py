@@ -117,6 +117,12 @@ ROWS = {
     [
         pytest.param("aliases", {"slot": "att"}, "slot has unknown ['att']", id="alias-slot"),
         pytest.param("aliases", {"key": "auto"}, "key needs a name of its own", id="alias-auto"),
+        pytest.param(
+            "offers",
+            {"sub_settings": {"dsa_verify_backend": frozenset({"x"})}},
+            "sub_settings has unknown ['dsa_verify_backend']",
+            id="sub-setting-nobody-asks-for",
+        ),
         pytest.param("aliases", {"kernels": ("none",)}, "kernels needs a name of its own", id="alias-of-none"),
         pytest.param("aliases", {"kernels": ("k", "")}, "kernels needs words inside", id="alias-of-nothing"),
         pytest.param("aliases", {"deprecated": "a"}, "deprecated needs the key", id="alias-instead-of-itself"),
@@ -167,7 +173,7 @@ def test_every_literal_is_held_to_its_words(table: str, name: str) -> None:
         (hint,) = (part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is frozenset:
         odd: object = frozenset({"zzz"})
-    elif name in ("by_phase", "phase_inputs", "sub_settings"):
+    elif name in ("by_phase", "phase_inputs"):
         odd = {"zzz": ("k",) if name == "by_phase" else frozenset({"host_lens"})}
     else:
         odd = {"spec": "zzz"} if name == "graph_under" else "zzz"
