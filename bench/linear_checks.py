@@ -1,6 +1,6 @@
 """One linear-attention kernel on this GPU against float64, case by case: resolved, built, planned and run.
 
-    python bench/linear_checks.py [KERNEL] [--from N]
+    python bench/linear_checks.py [KERNEL] [--from N] [--tune]
 
 One JSON line a case on stdout, before it runs and after; every kernel of the slot where none is named. Outputs of live
 rows, the whole state pool and the kept states are compared, NaN of slots that nobody may touch included.
@@ -45,7 +45,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kernel", nargs="?")
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="skip the cases before this one")
+    parser.add_argument("--tune", action="store_true", help="let Triton's autotuners measure all their configurations")
     options = parser.parse_args()
+    if not options.tune:
+        take_first_configurations()
     host, catalogue = this_host(), build_catalogue(discover())
     kernels = [options.kernel] if options.kernel else list(catalogue.keys("linear"))
     jobs = [(kernel, case) for kernel in kernels for case in CASES]
@@ -61,6 +64,20 @@ def main() -> int:
             if "CUDA error" in str(cause) or "cudaError" in str(cause):
                 return 3
     return 0
+
+
+def take_first_configurations() -> None:
+    """Have every autotuned Triton kernel take its first configuration that fits.
+
+    What is checked is numbers. fla-core's prefill tunes some forty configurations for each number of heads, head dim
+    and state order, and compiling them all takes longer than every other check together.
+    """
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        return
+    every = Autotuner.prune_configs
+    Autotuner.prune_configs = lambda self, *named: every(self, *named)[:1]
 
 
 def check(kernel: str, case: LinearCase, host: HostFacts, catalogue: Catalogue) -> dict[str, object]:

@@ -84,7 +84,7 @@ def test_a_kernel_that_cannot_is_refused_with_its_reason(checks) -> None:
 def test_the_lines_say_running_first_and_go_on_from_a_number(checks, monkeypatch, capsys) -> None:
     """What `check_runs` reads."""
     monkeypatch.setattr(checks, "CASES", tuple(small(checks, "decode", name) for name in ("rows", "pads", "one row")))
-    monkeypatch.setattr(sys, "argv", ["linear_checks.py", "torch_native", "--from", "1"])
+    monkeypatch.setattr(sys, "argv", ["linear_checks.py", "torch_native", "--from", "1", "--tune"])
     assert checks.main() == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     told = [(line["number"], line["case"], line["status"]) for line in lines]
@@ -99,3 +99,12 @@ def test_every_linear_kernel_is_checked_beside_the_others(checks) -> None:
 
     commanded = {more[0] for script, *more in check_runs.OTHER_CHECKS if script == "linear_checks.py"}
     assert commanded >= set(build_catalogue(discover()).keys("linear"))
+
+
+def test_autotuners_take_their_first_configuration(checks, monkeypatch) -> None:
+    """Compiling every one of fla-core's would take longer than all other checks."""
+    from triton.runtime.autotuner import Autotuner
+
+    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, kwargs: ["first", "second"])
+    checks.take_first_configurations()
+    assert Autotuner.prune_configs(None, {}) == ["first"]
