@@ -47,7 +47,7 @@ class CuteFunction:
         step, layer = call.step, call.layer
         paged = call.kv_indptr is None
         left, right = call.window
-        # split over unlike head dims, Blackwell's tiles shrink to 64 keys (`_get_fwd_config`): then a page is loaded whole
+        # split with unlike head dims, tiles shrink to 64 keys on Blackwell (`_get_fwd_config`), a page loaded whole
         num_splits = self._num_splits if layer.head_dim == layer.v_head_dim else 1
         out, lse = self._function(
             q=call.q,
