@@ -87,6 +87,7 @@ PREFILL = ((65, 65), (1, 40), (0, 17), (130, 300), (33, 97))
 DECODE = ((1, 1), (1, 17), (0, 0), (1, 300), (1, 64), (1, 1000))
 CHAIN = ((4, 4), (4, 40), (4, 300), (4, 129))
 SHORT = tuple((1, 20 + 31 * row) for row in range(8))
+SHORT_CHAIN = tuple((4, 24 + 31 * row) for row in range(8))
 EXTEND = ((1, 20), (3, 3), (0, 9), (4, 300))
 #: One window whose size a kernel may compile in.
 WINDOW = 127
@@ -120,6 +121,9 @@ MHA = (
     Case("qlen tree", "verify", CHAIN, tree="qlen"),
     Case("full tree", "verify", CHAIN, tree="full"),
     Case("packed tree", "verify", CHAIN, tree="packed"),
+    Case("chain in a window", "verify", CHAIN, window=WINDOW),
+    Case("CUDA graph", "verify", SHORT_CHAIN, graph=True),
+    Case("tree in a CUDA graph", "verify", SHORT_CHAIN, tree="qlen", graph=True),
     Case("window and tree", "verify", CHAIN, tree="qlen", window=WINDOW),
     Case("steps", "draft_decode", DECODE),
     Case("ragged", "draft_extend", EXTEND),

@@ -77,7 +77,7 @@ def merge_lines(before: Sequence[dict[str, object]], now: Sequence[dict[str, obj
     """
 
     def place(line: dict[str, object]) -> str:
-        return json.dumps([line.get(name) for name in ("kernel", "family", "phase", "case")])
+        return json.dumps([line.get("key", line["kernel"]), *(line.get(name) for name in ("family", "phase", "case"))])
 
     def library(line: dict[str, object]) -> str:
         found = line.get("library")

@@ -49,6 +49,7 @@ def main() -> int:
     for number, case in list(enumerate(CASES))[options.first :]:
         about = {
             "number": number,
+            "key": options.kernel,
             "kernel": options.kernel,
             "family": case.family,
             "phase": case.phase,
@@ -79,8 +80,9 @@ def check(kernel: str, case: Case, host: HostFacts, catalogue: Catalogue) -> dic
     offer = row_of(plan, case, catalogue)
     step = replace(step, batch=replace(step.batch, index=index_for(case, offer, step, device)))
     backend = built(plan, case, step, catalogue, device)
-    library = plan.phase(case.phase).groups[0].library
-    outcome: dict[str, object] = {"library": library.as_json() if library else None}
+    group = plan.phase(case.phase).groups[0]
+    # a key may lead to another kernel: what ran is what is told
+    outcome: dict[str, object] = {"kernel": group.kernel, "library": group.library and group.library.as_json()}
     if case.graph:
         return outcome | verdict(case, *run_graph(backend, case, step, device), None)
     wants_lse = case.lse and "lse" in offer.features
