@@ -22,7 +22,7 @@ from backstamp.text import canonical, qualified
 if TYPE_CHECKING:
     from backstamp.selection import Table
 
-__all__ = ["foreign_kernels", "kernels_of", "side_of"]
+__all__ = ["absent", "foreign_kernels", "kernels_of", "side_of"]
 
 
 def kernels_of(facts: Facts, table: Table, key: str, who: str) -> tuple[tuple[str, ...], tuple[Warn, ...]]:
@@ -99,3 +99,17 @@ def foreign_kernels(facts: Facts, table: Table, row: AliasRow) -> dict[str, Plug
         return {}
     owners = {kernel: facts.host.catalogue.owner(kernel, table.slot) for kernel in row.alias.for_phase(table.phase)}
     return {kernel: owner for kernel, owner in owners.items() if owner is not None and owner.distribution != ours}
+
+
+def absent(facts: Facts, slot: Slot, kernel: str) -> Verdict:
+    """The verdict of a kernel no loaded plugin has: not installed, failed, claimed by two, or no kernel at all."""
+    catalogue = facts.host.catalogue
+    needed = f"a plugin that has {kernel}"
+    conflict, failure = catalogue.conflicts.get((slot, kernel)), catalogue.failure_of(kernel)
+    if conflict is not None:
+        return Verdict(kernel, False, "conflict", "plugin", needed, f"two: {', '.join(conflict.distributions)}")
+    if failure is not None:
+        return Verdict(kernel, False, "failed", "plugin", needed, f"one that failed: {failure.cause}")
+    if (slot, kernel) in catalogue.aliases:
+        return Verdict(kernel, False, "alias", "kernels", "the name of a kernel", f"{kernel}, an alias itself")
+    return Verdict(kernel, False, "not_installed", "plugin", needed, "none installed")

@@ -16,10 +16,10 @@ from backstamp.facts import Facts
 from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.installation import INSTALLATION
-from backstamp.keys import side_of
+from backstamp.keys import absent, side_of
 from backstamp.plan_rows import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
-from backstamp.selection import Choice, Part, Table, absent
+from backstamp.selection import Choice, Part, Table
 from backstamp.text import canonical
 
 __all__ = ["Fits", "allowed_names", "first_fit", "in_order", "not_picked", "pickable", "ranked"]

@@ -20,7 +20,7 @@ from backstamp.evaluation import Answer, PhaseNeeds, Reasons, all_reasons, evalu
 from backstamp.facts import Facts
 from backstamp.hostfit import INSTALLATION, HostRow
 from backstamp.index import bits_of
-from backstamp.keys import kernels_of
+from backstamp.keys import absent, kernels_of
 from backstamp.launch import Request
 from backstamp.plan_rows import GroupPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import Asked
@@ -32,7 +32,6 @@ __all__ = [
     "Kind",
     "Part",
     "Table",
-    "absent",
     "ask",
     "bind_key",
     "bind_request",
@@ -211,20 +210,6 @@ def bind_key(facts: Facts, table: Table, key: str, who: str, source: str, kind: 
         if verdict.code in INSTALLATION:
             break
     raise refused_key(facts.host, table, key, who, tuple(passed))
-
-
-def absent(facts: Facts, slot: Slot, kernel: str) -> Verdict:
-    """The verdict of a kernel no loaded plugin has: not installed, failed, claimed by two, or no kernel at all."""
-    catalogue = facts.host.catalogue
-    needed = f"a plugin that has {kernel}"
-    conflict, failure = catalogue.conflicts.get((slot, kernel)), catalogue.failure_of(kernel)
-    if conflict is not None:
-        return Verdict(kernel, False, "conflict", "plugin", needed, f"two: {', '.join(conflict.distributions)}")
-    if failure is not None:
-        return Verdict(kernel, False, "failed", "plugin", needed, f"one that failed: {failure.cause}")
-    if (slot, kernel) in catalogue.aliases:
-        return Verdict(kernel, False, "alias", "kernels", "the name of a kernel", f"{kernel}, an alias itself")
-    return Verdict(kernel, False, "not_installed", "plugin", needed, "none installed")
 
 
 def _missing(facts: Facts, table: Table, kernel: str, who: str) -> Verdict:
