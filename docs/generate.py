@@ -23,10 +23,11 @@ from backstamp.engine import EngineFacts
 from backstamp.explanation import matrix
 from backstamp.host import load_host, profile_names
 from backstamp.launch import Requests, make_launch
-from backstamp.model import default_model
+from backstamp.model import ModelFacts, default_model, load_model
 from backstamp.tables import markdown_matrix
 
 ROOT = Path(__file__).resolve().parent.parent
+MODELS = ROOT / "tests" / "data" / "models"
 #: The hosts of the root README's table; docs/backends.md has all of them.
 COMMON: Final = ("a100", "h100", "b200", "rtx5090", "mi355x", "ascend910b", "xeon_amx", "epyc")
 
@@ -65,17 +66,26 @@ def documents() -> dict[Path, dict[str, str]]:
         pages[folder / "README.md"] = {**table, "rows": rows}
     pages[ROOT / "docs" / "backends.md"] = {
         "hosts": table_of(keys, profile_names(), rows="alias"),
+        "latent": table_of(keys, profile_names(), rows="alias", model=load_model(MODELS / "mla.json")),
+        "sparse": table_of(keys, profile_names(), rows="alias", model=load_model(MODELS / "dsa.json")),
         "rows": "\n".join(sections),
     }
     return pages
 
 
-def table_of(keys: Sequence[str], hosts: Sequence[str], rows: Literal["host", "alias"] = "host") -> str:
-    """The table of some keys over some named hosts, for the default model with speculation."""
+def table_of(
+    keys: Sequence[str],
+    hosts: Sequence[str],
+    rows: Literal["host", "alias"] = "host",
+    model: ModelFacts | None = None,
+) -> str:
+    """The table of some keys over some named hosts with speculation, for the default model or another; of another,
+    keys that serve it nowhere are left out."""
     launch = make_launch(Requests(speculative_algorithm="STANDALONE"))
     described = [load_host(name) for name in hosts]
-    cells = matrix(build_catalogue(discover()), described, launch, EngineFacts(), default_model(), tuple(keys))
-    return markdown_matrix(cells, rows)
+    cells = matrix(build_catalogue(discover()), described, launch, EngineFacts(), model or default_model(), tuple(keys))
+    serving = {cell.alias for cell in cells if cell.kernel is not None}
+    return markdown_matrix([cell for cell in cells if model is None or cell.alias in serving], rows)
 
 
 def demo_output() -> str:
