@@ -188,3 +188,35 @@ def test_unlike_full_kernels_leave_it_unstamped() -> None:
     assert [read_stamp(part).kernel for part in hybrid.full] == ["wide", "narrow"]
     with pytest.raises(Unstamped):
         read_stamp(hybrid)
+
+
+def test_both_halves_compute_what_their_layers_should() -> None:
+    """Through real kernels on this CPU: a full layer over its cache, a recurrence over its states."""
+    torch = pytest.importorskip("torch")
+    from backstamp.catalogue import build_catalogue
+    from backstamp.discovery import discover
+    from backstamp.engine import EngineFacts
+    from backstamp.host import this_host
+    from backstamp.launch import make_launch
+    from backstamp.resolution import resolve
+    from backstamp.testing.batches import make_batch
+    from backstamp.testing.linear_batches import make_linear_step
+    from backstamp.testing.linear_reference import reference_linear, relative_error
+    from backstamp.testing.reference import reference_attention
+
+    model = model_with((3, GATED), (1, DENSE))
+    asked = Requests(attention_backend="torch_native", linear_attn_backend="torch_native")
+    catalogue = build_catalogue(discover())
+    plan = resolve(make_launch(asked), EngineFacts(), model, this_host("cpu"), catalogue)
+    hybrid = HybridBackend(build(plan, RunnerShape(layers=LAYERS), catalogue), "extend", LAYERS)
+    bf16 = {"dtype": torch.bfloat16, "phase": "prefill"}
+    full = make_batch((5, 3), (9, 3), layer=LAYERS[3], page_size=plan.page_size, **bf16)
+    linear = make_linear_step((5, 3), layer=LAYERS[0], has_state=(True, False), **bf16)
+    truth = reference_linear(linear.q, linear.k, linear.v, linear.gates, LAYERS[0], linear.batch, linear.pool)
+    state = hybrid.plan({1: full.batch}, {0: linear.batch, 2: linear.batch})
+    out = hybrid.forward(full.q, full.kv, LAYERS[3], state)
+    assert relative_error(out, reference_attention(full.q, full.kv, LAYERS[3], full.batch)[0]) < 8e-3
+    named = {"pool": linear.pool, "slots": linear.batch.slots}
+    out = hybrid.forward_linear(linear.q, linear.k, linear.v, linear.gates, LAYERS[0], state, **named)
+    assert relative_error(out, truth.out) < 8e-3
+    assert relative_error(linear.pool.ssm, truth.ssm) < 1e-5

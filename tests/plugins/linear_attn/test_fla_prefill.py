@@ -147,3 +147,19 @@ def test_a_build_it_does_not_declare_is_refused(changes, field):
     with pytest.raises(UnsupportedBatch) as caught:
         build_fla_prefill(request_for(PREFILL_GDN, made, **{**BUILT, **changes}))
     assert caught.value.needed.startswith(field)
+
+
+@pytest.mark.parametrize(("family", "package"), [("gdn", "flash_qla"), ("kda", "flash_kda")])
+def test_a_package_that_would_run_in_its_place_is_refused(family, package, tmp_path, monkeypatch):
+    """The stamp would say `triton` of another library's kernel."""
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    request = request_for(OFFERS[family], step("prefill", PREFILL["ragged"], family=family, **FP16), **BUILT)
+    with pytest.raises(UnsupportedBatch, match=f"{package}, which fla-core would run in their place"):
+        build_fla_prefill(request)
+    monkeypatch.setenv(f"FLA_{package.upper()}", "0")
+    assert build_fla_prefill(request).kernel == "triton"
+    monkeypatch.delenv(f"FLA_{package.upper()}")
+    monkeypatch.setenv("FLA_DISABLE_BACKEND_DISPATCH", "1")
+    assert build_fla_prefill(request).kernel == "triton"

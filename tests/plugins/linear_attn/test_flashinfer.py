@@ -216,8 +216,13 @@ def test_states_of_another_dtype_are_refused(phase, library):
     assert library.calls == []
 
 
-def test_verify_refuses_computed_gates_and_strided_kept_states(library):
-    """Each by its name, before any launch."""
+def test_verify_refuses_other_gates_and_strided_kept_states(library):
+    """Each by its name, before any launch; the library would round the gates in silence."""
+    made = step("verify", {"q_lens": [2, 2]}, **BF16)
+    backend = build_flashinfer_rows(request_for(ROWS_OFFER, made, **ROWS)).backend
+    wide = replace(made, gates=replace(made.gates, a=made.gates.a.float()))
+    with pytest.raises(UnsupportedBatch, match=r"gates\.a and gates\.b: torch\.bfloat16"):
+        forward(backend, wide, backend.plan(made.batch))
     made = step("verify", {"q_lens": [2, 2], "raw_gates": False}, **BF16)
     backend = build_flashinfer_rows(request_for(ROWS_OFFER, made, **ROWS)).backend
     with pytest.raises(UnsupportedBatch, match="gates: RawGates"):

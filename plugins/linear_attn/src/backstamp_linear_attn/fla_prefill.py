@@ -6,8 +6,11 @@ packed fp32 states, so states are gathered before and scattered after. Never hol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
 
 import torch
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -17,7 +20,7 @@ from torch import Tensor
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
-from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call
+from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call, linear_refusal
 from backstamp.linear_gates import computed_gates
 from backstamp_linear_attn.states import load_states, store_states
 
@@ -25,6 +28,10 @@ __all__ = ["FlaPrefill", "FlaStep"]
 
 #: What the library's chunked functions answer: outputs, and the final states.
 _Chunked = Callable[..., "tuple[Tensor, Tensor]"]
+
+#: The package fla-core hands a whole prefill to where it is installed, and the variable that says otherwise.
+#: Source: fla-core 0.6.0 backends.py, ops/gated_delta_rule/backends/flash_qla.py, ops/kda/backends/flash_kda.py
+_STAND_INS: Final = {"gdn": ("flash_qla", "FLA_FLASH_QLA"), "kda": ("flash_kda", "FLA_FLASH_KDA")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,7 @@ class FlaPrefill:
 
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
+        _check_no_stand_in(request)
         self._request = request
         self._chunked: _Chunked = chunk_kda if request.family == "kda" else chunk_gated_delta_rule
 
@@ -107,3 +115,15 @@ class FlaPrefill:
         out[:total] = answer[0]
         store_states(final, pool.ssm, slots, batch.qo_indptr)
         return out
+
+
+def _check_no_stand_in(request: BuildRequest) -> None:
+    """Refuse where the library would run another package's kernel, because the stamp would not say so.
+
+    It is found by the import name and switched off by the variable, as the library itself does both.
+    """
+    package, variable = _STAND_INS[request.family]
+    dispatches = os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") != "1" and os.environ.get(variable, "1") != "0"
+    if dispatches and find_spec(package) is not None:
+        needed = f"fla-core's own kernels: set {variable}=0 before it is imported"
+        raise linear_refusal(request, "library", needed, f"{package}, which fla-core would run in their place")

@@ -164,6 +164,9 @@ class GdnRows:
         if not isinstance(gates, RawGates):
             needed, found = "RawGates: the library computes them in its kernel", "ComputedGates"
             raise linear_refusal(self._request, "gates", needed, found, "verify")
+        if not gates.a.dtype == gates.b.dtype == torch.bfloat16:
+            needed, found = "torch.bfloat16: the library rounds them to it", f"{gates.a.dtype} and {gates.b.dtype}"
+            raise linear_refusal(self._request, "gates.a and gates.b", needed, found, "verify")
         kept = batch.intermediate
         if kept is not None and (kept.dtype is not torch.float32 or not kept.is_contiguous()):
             found = f"{kept.dtype} with strides {list(kept.stride())}"
