@@ -217,7 +217,7 @@ def test_build_fake_prints_stamps_and_steps() -> None:
 def test_a_draft_model_is_resolved_beside_its_target() -> None:
     """`--draft-model` with the draft role: the target's choice is inherited where it can serve."""
     target, draft = str(MODELS / "mla.json"), str(MODELS / "mha.json")
-    plan = answered("resolve", "--role", "draft", "--host", "h100", "--model", target, "--draft-model", draft)
+    plan = answered("resolve", "--role", "draft", "--host", "a100", "--model", target, "--draft-model", draft)
     assert plan["model"] == "llama"
     assert plan["phases"]["draft_decode"]["source"] == "inherited"
 
