@@ -161,5 +161,6 @@ def test_bytes_lie_where_the_formats_put_them() -> None:
     assert packed[654:].view(torch.bfloat16).item() == 1.0
     page = pack(rows[..., :512].contiguous(), "fp8_dsv4").flatten()
     assert page[576] == 0x7E
+    assert pack(rows[..., :512].contiguous(), "fp8_dsv4").shape == (1, 2, 1, 584)
     # e8m0: 127 is one
     assert page[2 * 576 + 8] == 127

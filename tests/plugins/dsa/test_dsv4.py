@@ -220,6 +220,15 @@ def test_a_packed_page_of_another_width_is_refused(library):
     _refused(backend, step, r"kv\.k.*584", kv=replace(kv, k=kv.k[..., :528]))
 
 
+def test_packed_pages_that_do_not_begin_at_a_load_are_refused(library):
+    """Pages of one entry without padding lie 584 bytes apart: every other one would fault a 16-byte load."""
+    step, _ = drawn(rate=128, rows=((1, 300),))
+    kv, _ = packed(step)
+    backend = packed_object(DSV4_CUDA_PACKED, build_dsv4_packed, step)
+    assert kv.v.stride(0) == 2 * 576
+    _refused(backend, step, r"kv\.v.*16 bytes apart", kv=replace(kv, v=kv.v.contiguous()))
+
+
 def test_a_cache_with_gaps_between_tokens_is_refused_by_aiter(aiter):
     """Its kernel steps from token to token densely."""
     step, _ = drawn(rate=None, rows=((1, 9),))

@@ -163,3 +163,13 @@ def test_a_step_it_does_not_declare_is_refused(library, field, change):
     backend = built(step)
     with pytest.raises(UnsupportedBatch, match=field):
         backend.plan(replace(step.batch, **change(step)))
+
+
+def test_a_cache_the_library_would_fault_on_is_refused(library):
+    """Its tensor map takes addresses of 16 bytes."""
+    step = drawn(((1, 30),), phase="decode")
+    backend = built(step)
+    flat = torch.zeros(step.kv.k.numel() + 16, dtype=torch.bfloat16)
+    odd = flat[4 if flat.data_ptr() % 16 == 0 else 0 :][: step.kv.k.numel()].view(step.kv.k.shape)
+    with pytest.raises(UnsupportedBatch, match=r"kv\.k.*multiple of 16 bytes"):
+        backend.forward(step.q, replace(step.kv, k=odd), step.layer, backend.plan(step.batch))

@@ -162,3 +162,21 @@ def test_a_dense_call_of_a_sparse_layer_is_refused(library):
     backend = built(step)
     with pytest.raises(UnsupportedBatch, match="indices"):
         backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
+
+
+def test_a_cache_the_library_would_fault_on_is_refused(library):
+    """It loads 16 bytes at a time: an odd start, an odd row, pages that are not multiples apart."""
+    step, indices = drawn(((1, 9),), 16)
+    backend, pages = built(step), step.kv.k.shape[0]
+    flat = torch.zeros(pages * 16 * 580 + 4, dtype=torch.bfloat16)
+    start = flat[4 if flat.data_ptr() % 16 == 0 else 0 :].as_strided((pages, 16, 1, 576), (16 * 576, 576, 576, 1))
+    rows = flat.as_strided((pages, 16, 1, 576), (16 * 580, 580, 580, 1))
+    for cache in (start, rows):
+        with pytest.raises(UnsupportedBatch, match=r"kv\.k.*multiple of 16 bytes"):
+            backend.forward(step.q, replace(step.kv, k=cache), step.layer, backend.plan(step.batch), indices=indices)
+    step, indices = drawn(((1, 9),), 16, page_size=64)
+    step, _, backend = packed(step)
+    flat = torch.zeros(step.kv.k.shape[0] * (64 * 656 + 8), dtype=torch.uint8)
+    apart = flat.as_strided(step.kv.k.shape, (64 * 656 + 8, 656, 656, 1))
+    with pytest.raises(UnsupportedBatch, match=r"kv\.k.*16 bytes apart"):
+        backend.forward(step.q, replace(step.kv, k=apart), step.layer, backend.plan(step.batch), indices=indices)

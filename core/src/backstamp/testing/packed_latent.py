@@ -61,7 +61,10 @@ def pack(rows: Tensor, layout: str) -> Tensor:
     # e8m0: an exponent with a bias of 127
     scales[:, :, : exponents.shape[-1]] = (exponents + 127).to(torch.uint8)
     page = torch.cat([torch.cat([numbers, rope], dim=-1).flatten(1), scales.flatten(1)], dim=-1)
-    return page.view(pages, page_size, 1, form.token_bytes)
+    # pages begin at multiples of a token's numbers, as engines lay them out and SM100's tensor map needs it
+    begin = form.latent + 2 * form.rope
+    padded = torch.nn.functional.pad(page, (0, -page.shape[1] % begin))
+    return padded[:, : page.shape[1]].view(pages, page_size, 1, form.token_bytes)
 
 
 def unpack(packed: Tensor, layout: str) -> Tensor:

@@ -14,7 +14,7 @@ from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.portable import chip_of, merge_two
-from backstamp_dsa.queries import chunks_of, flat_rows, library_heads, store_answer, whole_query
+from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
 from backstamp_dsa.slots import Slots
 from backstamp_dsa.steps import SparseStep
 
@@ -37,6 +37,7 @@ class LibraryRowsV4:
 
     def slots_per_page(self, field: str, cache: Tensor) -> int:
         """Rows between two pages."""
+        check_aligned(self._request, field, cache)
         return flat_rows(self._request, field, cache)[1]
 
     def attend(
@@ -92,6 +93,8 @@ class LibraryPackedV4:
 
     def __init__(self, request: BuildRequest) -> None:
         self._request = request
+        # SM90 loads 16 bytes at a time; SM100 has a tensor map of 576-byte rows (_C_legacy: "must be a multiple of")
+        self._page_bytes = 576 if chip_of(request)[0] in ("10.0", "10.3") else 16
         self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
 
     def slots_per_page(self, field: str, cache: Tensor) -> int:
@@ -100,6 +103,7 @@ class LibraryPackedV4:
             found = f"{list(cache.shape)} {cache.dtype}, strides {list(cache.stride())}"
             needed = f"[P, entries, 1, {PACKED_BYTES}] uint8, pages contiguous"
             raise refusal(self._request, field, needed, found)
+        check_aligned(self._request, field, cache, self._page_bytes)
         return cache.shape[1]
 
     def attend(

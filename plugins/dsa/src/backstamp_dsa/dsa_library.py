@@ -13,7 +13,8 @@ from torch import Tensor
 from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
-from backstamp_dsa.queries import chunks_of, flat_rows, library_heads, store_answer, whole_query
+from backstamp_dsa.portable import chip_of
+from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
 from backstamp_dsa.slots import Slots
 from backstamp_dsa.steps import SparseStep
 
@@ -33,6 +34,7 @@ class LibraryRows:
 
     def slots_per_page(self, kv: PagedKV) -> int:
         """Rows between two pages."""
+        check_aligned(self._request, "kv.k", kv.k)
         return flat_rows(self._request, "kv.k", kv.k)[1]
 
     def attend(
@@ -67,6 +69,8 @@ class LibraryPacked:
 
     def __init__(self, request: BuildRequest) -> None:
         self._request = request
+        # SM90 loads 16 bytes at a time; SM100 has a tensor map of token rows (_C_legacy: "must be a multiple of")
+        self._page_bytes = PACKED_BYTES if chip_of(request)[0] in ("10.0", "10.3") else 16
         self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
 
     def slots_per_page(self, kv: PagedKV) -> int:
@@ -75,6 +79,7 @@ class LibraryPacked:
         if kv.k.dtype is not torch.uint8 or width != PACKED_BYTES or kv.k.stride(1) != PACKED_BYTES:
             found = f"{list(kv.k.shape)} {kv.k.dtype}, strides {list(kv.k.stride())}"
             raise refusal(self._request, "kv.k", f"[P, {page_size}, 1, {PACKED_BYTES}] uint8, pages contiguous", found)
+        check_aligned(self._request, "kv.k", kv.k, self._page_bytes)
         return page_size
 
     def attend(

@@ -15,7 +15,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_dsa.dense_steps import DenseStep, Launch, cut, refill
-from backstamp_dsa.queries import store_answer
+from backstamp_dsa.queries import check_aligned, store_answer
 from backstamp_dsa.steps import renew
 
 __all__ = ["FlashMla"]
@@ -75,6 +75,7 @@ class FlashMla:
         check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if kv is None:
             raise refusal(self._request, "kv", "a paged latent cache", "None", phase=batch.phase)
+        check_aligned(self._request, "kv.k", kv.k)
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 
-__all__ = ["LIBRARY_HEADS", "chunks_of", "flat_rows", "library_heads", "store_answer", "whole_query"]
+__all__ = ["LIBRARY_HEADS", "check_aligned", "chunks_of", "flat_rows", "library_heads", "store_answer", "whole_query"]
 
 #: Query heads of the library's sparse kernels. Source: sgl-flash-mla 1.0.0, flash_mla_interface.py, the arguments of
 #: `flash_mla_with_kvcache` and `flash_mla_sparse_fwd`.
@@ -64,6 +64,21 @@ def flat_rows(request: BuildRequest, field: str, cache: Tensor) -> tuple[Tensor,
     ratio = between // row
     rows = (max(pages, 1) - 1) * ratio + page_size
     return cache.as_strided((rows, 1, cache.shape[-1]), (row, row, 1)), ratio
+
+
+def check_aligned(request: BuildRequest, field: str, cache: Tensor, page_bytes: int = 16) -> None:
+    """Hold a cache to 16-byte loads: rows and the first of them, and pages a multiple of `page_bytes` apart.
+
+    Raises:
+        UnsupportedBatch: an address the library would fault on.
+    """
+    row, page = (cache.stride(at) * cache.element_size() for at in (1, 0))
+    # within a page of packed tokens the format says what lies where
+    odd_row = cache.element_size() > 1 and row % 16
+    if odd_row or cache.data_ptr() % 16 or (cache.shape[0] > 1 and page % page_bytes):
+        needed = f"an address a multiple of 16 bytes, pages a multiple of {page_bytes} bytes apart"
+        found = f"{cache.data_ptr() % 16} bytes past one, rows of {row} bytes, pages {page} bytes apart"
+        raise refusal(request, field, needed, found)
 
 
 def chunks_of(num_tokens: int, heads: int) -> Iterator[slice]:
