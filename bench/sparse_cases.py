@@ -104,7 +104,7 @@ DSA = (
     SparseCase("dsa", "ragged", "prefill", PREFILL, lse=True),
     SparseCase("dsa", "64 heads, page 1, csr", "prefill", PREFILL, heads=64, page_size=1, index_form="csr"),
     SparseCase("dsa", "16 heads, page 16, top 300", "prefill", PREFILL, heads=16, page_size=16, topk=300),
-    SparseCase("dsa", "long", "prefill", ((256, 4096), (300, 300))),
+    SparseCase("dsa", "long", "prefill", ((200, 4096), (150, 150))),
     SparseCase("dsa", "indexer", "prefill", PREFILL, work="index", topk=512),
     SparseCase("dsa", "packed", "prefill", PREFILL, packed=True, lse=True),
     SparseCase("dsa", "Triton", "prefill", PREFILL, inside="triton", lse=True),
