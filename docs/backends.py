@@ -38,7 +38,10 @@ def backend_rows(catalogue: Catalogue, records: Sequence[Mapping[str, Any]], dis
 
 
 def measured(offer: Offer, records: Sequence[Mapping[str, Any]]) -> str:
-    """What the checks of each machine say of one row: cases and worst error, or what failed, or that none was run."""
+    """What the checks of each machine say of one row: cases and worst error, or what failed, or that none was run.
+
+    Phases are named where not all that the row serves were run.
+    """
     told = []
     for record in records:
         lines = [line for line in record["checks"] if _is_of(offer, line, record)]
@@ -47,7 +50,9 @@ def measured(offer: Offer, records: Sequence[Mapping[str, Any]]) -> str:
         if wrong:
             told.append(f"{record['host']}: {len(wrong)} of {len(lines)} cases wrong")
         elif lines:
-            told.append(f"{record['host']}: {len(lines)} cases, error up to {max(errors, default=0.0):.1e}")
+            seen = [phase for phase in PHASES if phase in {line["phase"] for line in lines}]
+            where = "" if set(seen) == offer.all_phases else f" in {_words(seen)}"
+            told.append(f"{record['host']}: {len(lines)} cases{where}, error up to {max(errors, default=0.0):.1e}")
     return "; ".join(told) or NOT_RUN
 
 

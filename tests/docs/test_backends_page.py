@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.documents import ROOT
 from tests.resolving import kernel
 
 OFFER = kernel("fast", requires=("fast-kernels>=1.0",), archs=("9.0",))
+DECODER = replace(OFFER, phases=frozenset({"decode"}), draft_phases=frozenset())
 LINE = {
     "kernel": "fast",
     "family": "mha",
@@ -38,7 +40,12 @@ def page(monkeypatch: pytest.MonkeyPatch):
 
 def test_cases_are_counted_with_their_worst_error(page) -> None:
     lines = (LINE, {**LINE, "case": "page 1", "rel_error": 3e-3})
-    assert page.measured(OFFER, [record(*lines)]) == "NVIDIA H200: 2 cases, error up to 3.0e-03"
+    assert page.measured(DECODER, [record(*lines)]) == "NVIDIA H200: 2 cases, error up to 3.0e-03"
+
+
+def test_phases_are_named_where_not_all_were_run(page) -> None:
+    told = page.measured(OFFER, [record(LINE, {**LINE, "phase": "prefill"})])
+    assert told == "NVIDIA H200: 2 cases in prefill, decode, error up to 2.0e-03"
 
 
 def test_a_wrong_case_is_told(page) -> None:
@@ -59,8 +66,7 @@ def test_a_wrong_case_is_told(page) -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_what_another_row_ran_is_not_this_rows(page, other: dict[str, object]) -> None:
-    offer = kernel("fast", requires=OFFER.requires, archs=OFFER.archs, phases=frozenset({"decode"}))
-    assert page.measured(offer, [record({**LINE, **other})]) == page.NOT_RUN
+    assert page.measured(DECODER, [record({**LINE, **other})]) == page.NOT_RUN
 
 
 def test_a_machine_the_row_does_not_run_on_measured_nothing_of_it(page) -> None:
