@@ -70,7 +70,7 @@ def plan_with(
 
 def built_with(plugins: Sequence[Found | Offer], plan: Plan, model: ModelFacts | None = None) -> RunnerBackends:
     """Build a plan with recording fakes, each handed the specs of its own layers."""
-    specs = [_spec(group.facts, layer) for group in (model.groups if model else ()) for layer in group.layers]
+    specs = [_spec(group, layer) for group in (model.groups if model else ()) for layer in group.layers]
     return build(plan, RunnerShape(layers=specs), catalogue_of(*_plugins(plugins)), load=recording_factory)
 
 
@@ -90,6 +90,8 @@ def _plugins(plugins: Sequence[Found | Offer]) -> list[Found]:
     return [*found, fake_plugin("p", offers)] if offers else found
 
 
-def _spec(facts: LayerFacts, layer: int) -> LayerSpec:
+def _spec(group: LayerGroup, layer: int) -> LayerSpec:
+    facts = group.facts
     heads = {"num_qo_heads": facts.num_qo_heads, "num_kv_heads": facts.num_kv_heads}
-    return LayerSpec(layer_id=layer, head_dim=facts.head_dim, v_head_dim=facts.v_head_dim, scale=0.1, **heads)
+    dims = {"head_dim": facts.head_dim, "v_head_dim": facts.v_head_dim}
+    return LayerSpec(layer_id=layer, component=group.component, scale=0.1, **heads, **dims)

@@ -65,23 +65,24 @@ def test_two_rows_of_one_kernel_are_told_apart_by_their_library() -> None:
 def test_one_command_prints_it(tmp_path: Path) -> None:
     """The stamps of a build, on any machine, for people and for tools."""
     site = tmp_path / "site-packages"
-    package = write_plugin(site, "fa", kernel="fa3", version="1.4")
+    package = write_plugin(site, "fa", kernel="acme3", version="1.4")
+    # names of its own: `fa3` is backstamp-fa3's
     offers = tuple(
-        kernel(offer.kernel, requires=offer.requires, priority=offer.priority, factory=f"{package}.backend:build")
-        for offer in (FA3, FA2)
+        kernel(name, requires=offer.requires, priority=offer.priority, factory=f"{package}.backend:build")
+        for name, offer in (("acme3", FA3), ("acme2", FA2))
     )
     (site / package / "backstamp.json").write_text(declared_to_json(Declared(offers=offers)), "utf-8")
     host = tmp_path / "box.json"
     host.write_text(json.dumps({"device": "cuda", "arch": "9.0", "libraries": BOTH}), "utf-8")
-    flags = ("build", "--fake", "--host", str(host), "--decode-attention-backend", "fa3")
+    flags = ("build", "--fake", "--host", str(host), "--decode-attention-backend", "acme3")
     status, out, err = backstamp(*flags, "--json", path=site)
     assert status == 0, err
     stamp = json.loads(out)["phases"]["decode"]["stamp"]
-    assert (stamp["kernel"], stamp["phase"], stamp["source"]) == ("fa3", "decode", "operator")
+    assert (stamp["kernel"], stamp["phase"], stamp["source"]) == ("acme3", "decode", "operator")
     assert stamp["plugin"] == {"name": "fa", "distribution": "fa", "version": "1.4"}
     assert stamp["library"] == {"distribution": "flash-attn-3", "version": "3.0.1"}
     assert stamp["origin"].endswith("fakes.py")
     status, out, _ = backstamp(*flags, path=site)
     assert status == 0
     assert "Stamps read from the built objects" in out
-    assert "fa3" in out
+    assert "acme3" in out
