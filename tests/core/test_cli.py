@@ -222,6 +222,15 @@ def test_a_draft_model_is_resolved_beside_its_target() -> None:
     assert plan["phases"]["draft_decode"]["source"] == "inherited"
 
 
+def test_kernels_refused_for_one_reason_share_a_line() -> None:
+    """Twenty kernels that are for another device are one line to read, not twenty."""
+    status, out, err = backstamp("resolve", "--host", "epyc")
+    assert status == 0, err
+    told = [line for line in out.splitlines() if "needs cuda, got cpu" in line]
+    assert len(told) == 1
+    assert told[0].startswith("cutedsl_mla, fa4,")
+
+
 def test_doctor_finds_a_broken_plugin_and_exits_1(tmp_path: Path) -> None:
     """A plugin that kills the process that loads it is found in a child."""
     site = tmp_path / "site-packages"

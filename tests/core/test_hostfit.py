@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from backstamp.errors import BackstampError
 from backstamp.hostfit import arch_fits, arch_words, archs_fit
+from backstamp.launch import Requests
+from backstamp.testing.fakes import fake_plugin
+from tests.building import host_of, plan_on
 from tests.resolving import kernel
+
+ASKED = Requests(attention_backend="needy")
 
 
 @pytest.mark.parametrize(
@@ -55,3 +61,21 @@ def test_a_plain_arch_carries_an_image_beside_it() -> None:
 def test_archs_read_as_people_say_them(archs: str, device: str, words: str) -> None:
     """A refusal names SM numbers and capabilities, images with their letter."""
     assert arch_words(archs, device) == words
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        (frozenset({"avx512f", "amx_tile"}), "got only amx_tile"),
+        (frozenset({"avx512f", "sse"}), "got a CPU without them"),
+        (frozenset(), "got none known"),
+    ],
+)
+def test_a_refused_cpu_is_told_by_the_features_that_were_asked_for(features: frozenset[str], words: str) -> None:
+    """A CPU reports a hundred features; the ones the kernel needs are named, and which of them are there."""
+    needy = kernel("needy", device="cpu", archs=("x86_64",), cpu_features=frozenset({"amx_tile", "amx_bf16"}))
+    with pytest.raises(BackstampError) as caught:
+        plan_on(host_of("epyc", cpu_features=features), fake_plugin("p", [needy]), requests=ASKED)
+    assert "needs CPU features amx_bf16, amx_tile" in caught.value.message
+    assert words in caught.value.message
+    assert "sse" not in caught.value.message

@@ -118,8 +118,10 @@ def _machine_refusals(offer: Offer, host: HostFacts, runtimes: dict[str, str]) -
         yield Refusal(1, "arch", "arch", wanted, arch_words(host.arch, host.device))
     missing = offer.cpu_features - host.cpu_features
     if missing:
-        have = ", ".join(sorted(host.cpu_features)) or "none known"
-        yield Refusal(2, "cpu_feature", "cpu_features", f"CPU features {', '.join(sorted(missing))}", have)
+        needed = f"CPU features {', '.join(sorted(offer.cpu_features))}"
+        # a CPU reports a hundred; those that were asked for matter
+        have = f"only {', '.join(sorted(there))}" if (there := offer.cpu_features - missing) else "a CPU without them"
+        yield Refusal(2, "cpu_feature", "cpu_features", needed, have if host.cpu_features else "none known")
     for text in offer.runtimes:
         refusal = _runtime_refusal(text, runtimes)
         if refusal is not None:

@@ -115,15 +115,18 @@ def print_groups(plan: Plan) -> None:
 
 
 def _print_refusals(plan: Plan) -> None:
-    """Each refused kernel once per reason, with the phases it was refused for."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    """Each reason once, with the kernels it refuses and the phases it refuses them for."""
+    phases: dict[tuple[str, str], list[str]] = {}
     for row in plan.phases:
         for verdict in row.verdicts:
             if not verdict.accepted:
-                reasons.setdefault((verdict.kernel, verdict.message), []).append(row.phase)
-    if reasons:
+                phases.setdefault((verdict.kernel, verdict.message), []).append(row.phase)
+    kernels: dict[tuple[str, str], list[str]] = {}
+    for (kernel, why), places in phases.items():
+        kernels.setdefault((", ".join(places), why), []).append(kernel)
+    if kernels:
         say("")
-        rows = [(kernel, ", ".join(phases), why) for (kernel, why), phases in reasons.items()]
+        rows = [(", ".join(names), places, why) for (places, why), names in kernels.items()]
         print_table(("refused", "for", "because it"), rows)
 
 
