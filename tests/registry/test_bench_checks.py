@@ -34,7 +34,7 @@ def test_every_case_of_torch_native_is_right_or_refused_with_its_reason() -> Non
     """On the CPU too; only CUDA graphs are refused."""
     lines = [line for line in lines_of("torch_native") if line["status"] != "running"]
     assert {line["status"] for line in lines} == {"ok", "refused"}
-    assert {line["case"] for line in lines if line["status"] == "refused"} == {"CUDA graph"}
+    assert all("CUDA graph" in str(line["case"]) for line in lines if line["status"] == "refused")
     assert sum(line["status"] == "ok" for line in lines) >= 40
 
 
