@@ -203,7 +203,9 @@ def limits() -> dict[str, float]:
 
 def versions() -> dict[str, str]:
     """What was measured with what."""
-    named = {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    named = {"torch": torch.__version__}
+    if torch.version.cuda is not None:
+        named["cuda"] = torch.version.cuda
     for name in LIBRARIES:
         try:
             named[name] = importlib_metadata.version(name)
