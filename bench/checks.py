@@ -82,7 +82,8 @@ def check(kernel: str, case: Case, host: HostFacts, catalogue: Catalogue) -> dic
     backend = built(plan, case, step, catalogue, device)
     group = plan.phase(case.phase).groups[0]
     # a key may lead to another kernel: what ran is what is told
-    outcome: dict[str, object] = {"kernel": group.kernel, "library": group.library and group.library.as_json()}
+    library = group.library and group.library.as_json()
+    outcome: dict[str, object] = {"kernel": group.kernel, "row": group.row, "library": library}
     if case.graph:
         return outcome | verdict(case, *run_graph(backend, case, step, device), None)
     wants_lse = case.lse and "lse" in offer.features

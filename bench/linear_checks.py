@@ -94,7 +94,7 @@ def check(kernel: str, case: LinearCase, host: HostFacts, catalogue: Catalogue) 
         truth = true_answer(case, SEEDS[0])
         answer = (run(backend, made), made, truth)
     library = group.library.as_json() if group.library else None
-    return {"library": library, **verdict(case, *answer)}
+    return {"row": group.row, "library": library, **verdict(case, *answer)}
 
 
 def resolve_case(kernel: str, case: LinearCase, host: HostFacts, catalogue: Catalogue) -> tuple[Plan, GroupPlan]:

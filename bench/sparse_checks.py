@@ -74,8 +74,8 @@ def check(case: SparseCase, host: HostFacts, catalogue: Catalogue, device: str) 
     step, read = make_step(case, device)
     plan = resolve_case(case, host, catalogue)
     backend = built(case, plan, step, catalogue, device)
-    library = plan.phase(case.phase).groups[0].library
-    told: dict[str, object] = {"library": library.as_json() if library else None}
+    group = plan.phase(case.phase).groups[0]
+    told: dict[str, object] = {"row": group.row, "library": group.library.as_json() if group.library else None}
     indices = chosen_keys(case, step)
     if case.work == "index":
         indices, wrong = index(case, backend, step, device)

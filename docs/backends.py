@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from backstamp.catalogue import Catalogue, Row
+from backstamp.catalogue import Catalogue
 from backstamp.declarations import ANY, PHASES, Offer, Slot
 from backstamp.hostfit import archs_fit
 
@@ -21,7 +21,7 @@ __all__ = ["NOT_RUN", "backend_rows", "measured", "read_records"]
 
 NOT_RUN = "not yet run on hardware"
 _SLOTS: tuple[Slot, ...] = ("attention", "linear")
-_HEAD = "| kernel | family | phases | runs on | library | measured |\n|---|---|---|---|---|---|\n"
+_HEAD = "| kernel | family | phases | features | runs on | library | measured |\n|---|---|---|---|---|---|---|\n"
 
 
 def read_records(folder: Path) -> list[Mapping[str, Any]]:
@@ -32,19 +32,25 @@ def read_records(folder: Path) -> list[Mapping[str, Any]]:
 
 def backend_rows(catalogue: Catalogue, records: Sequence[Mapping[str, Any]], distribution: str) -> str:
     """The table of one distribution's rows."""
-    rows = [row for slot in _SLOTS for (at, _), rows in catalogue.rows.items() if at == slot for row in rows]
-    lines = (_line(row, records) for row in rows if row.plugin.distribution == distribution)
-    return _HEAD + "".join(dict.fromkeys(lines))
+    kernels = [rows for slot in _SLOTS for (at, _), rows in catalogue.rows.items() if at == slot]
+    lines = (
+        _line(row.offer, index, records)
+        for rows in kernels
+        for index, row in enumerate(rows)
+        if row.plugin.distribution == distribution
+    )
+    return _HEAD + "".join(lines)
 
 
-def measured(offer: Offer, records: Sequence[Mapping[str, Any]]) -> str:
-    """What the checks of each machine say of one row: cases and worst error, or what failed, or that none was run.
+def measured(offer: Offer, index: int, records: Sequence[Mapping[str, Any]]) -> str:
+    """What the checks of each machine say of one row, the `index`th of its kernel: cases and worst error, or what
+    failed, or that none was run.
 
     Phases are named where not all that the row serves were run.
     """
     told = []
     for record in records:
-        lines = [line for line in record["checks"] if _is_of(offer, line, record)]
+        lines = [line for line in record["checks"] if _is_of(offer, index, line, record)]
         wrong = [line for line in lines if line["status"] != "ok"]
         errors = [line["rel_error"] for line in lines if isinstance(line.get("rel_error"), float)]
         if wrong:
@@ -56,9 +62,11 @@ def measured(offer: Offer, records: Sequence[Mapping[str, Any]]) -> str:
     return "; ".join(told) or NOT_RUN
 
 
-def _is_of(offer: Offer, line: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-    """Whether one case was served by this row: a line names the kernel, the family, the phase and the library."""
-    if line["status"] == "refused" or (line["kernel"], line.get("family")) != (offer.kernel, offer.family):
+def _is_of(offer: Offer, index: int, line: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Whether one case was served by this row. A line names it by number, and by what the row still has to say."""
+    if line["status"] == "refused" or line.get("row") != index:
+        return False
+    if (line["kernel"], line.get("family")) != (offer.kernel, offer.family):
         return False
     library = line.get("library")
     built_on = None if library is None else library["distribution"]
@@ -70,12 +78,13 @@ def _is_of(offer: Offer, line: Mapping[str, Any], record: Mapping[str, Any]) -> 
     )
 
 
-def _line(row: Row, records: Sequence[Mapping[str, Any]]) -> str:
-    offer = row.offer
+def _line(offer: Offer, index: int, records: Sequence[Mapping[str, Any]]) -> str:
     slot = "" if offer.slot == "attention" else f" ({offer.slot})"
     phases = _words(phase for phase in PHASES if phase in offer.all_phases)
     library = _words(f"`{name}`" for name in offer.requires) or "PyTorch"
-    cells = (f"`{offer.kernel}`{slot}", offer.family, phases, _where(offer), library, measured(offer, records))
+    features = [*sorted(offer.features), *(["deterministic"] if offer.deterministic else [])]
+    run = measured(offer, index, records)
+    cells = (f"`{offer.kernel}`{slot}", offer.family, phases, _words(features), _where(offer), library, run)
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -68,6 +68,7 @@ def documents() -> dict[Path, dict[str, str]]:
         "hosts": table_of(keys, profile_names(), rows="alias"),
         "latent": table_of(keys, profile_names(), rows="alias", model=load_model(MODELS / "mla.json")),
         "sparse": table_of(keys, profile_names(), rows="alias", model=load_model(MODELS / "dsa.json")),
+        "compressed": table_of(keys, profile_names(), rows="alias", model=load_model(MODELS / "dsv4.json")),
         "rows": "\n".join(sections),
     }
     return pages

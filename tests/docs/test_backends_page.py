@@ -17,6 +17,7 @@ LINE = {
     "family": "mha",
     "phase": "decode",
     "case": "ragged",
+    "row": 0,
     "status": "ok",
     "rel_error": 2e-3,
     "library": {"distribution": "fast-kernels", "version": "1.2"},
@@ -40,22 +41,23 @@ def page(monkeypatch: pytest.MonkeyPatch):
 
 def test_cases_are_counted_with_their_worst_error(page) -> None:
     lines = (LINE, {**LINE, "case": "page 1", "rel_error": 3e-3})
-    assert page.measured(DECODER, [record(*lines)]) == "NVIDIA H200: 2 cases, error up to 3.0e-03"
+    assert page.measured(DECODER, 0, [record(*lines)]) == "NVIDIA H200: 2 cases, error up to 3.0e-03"
 
 
 def test_phases_are_named_where_not_all_were_run(page) -> None:
-    told = page.measured(OFFER, [record(LINE, {**LINE, "phase": "prefill"})])
+    told = page.measured(OFFER, 0, [record(LINE, {**LINE, "phase": "prefill"})])
     assert told == "NVIDIA H200: 2 cases in prefill, decode, error up to 2.0e-03"
 
 
 def test_a_wrong_case_is_told(page) -> None:
-    told = page.measured(OFFER, [record(LINE, {**LINE, "case": "page 1", "status": "wrong"})])
+    told = page.measured(OFFER, 0, [record(LINE, {**LINE, "case": "page 1", "status": "wrong"})])
     assert told == "NVIDIA H200: 1 of 2 cases wrong"
 
 
 @pytest.mark.parametrize(
     "other",
     [
+        {"row": 1},
         {"kernel": "slow"},
         {"family": "mla"},
         {"phase": "verify"},
@@ -66,9 +68,9 @@ def test_a_wrong_case_is_told(page) -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_what_another_row_ran_is_not_this_rows(page, other: dict[str, object]) -> None:
-    assert page.measured(DECODER, [record({**LINE, **other})]) == page.NOT_RUN
+    assert page.measured(DECODER, 0, [record({**LINE, **other})]) == page.NOT_RUN
 
 
 def test_a_machine_the_row_does_not_run_on_measured_nothing_of_it(page) -> None:
-    assert page.measured(OFFER, [record(LINE, arch="10.0")]) == page.NOT_RUN
-    assert page.measured(OFFER, []) == page.NOT_RUN
+    assert page.measured(OFFER, 0, [record(LINE, arch="10.0")]) == page.NOT_RUN
+    assert page.measured(OFFER, 0, []) == page.NOT_RUN
