@@ -83,6 +83,7 @@ def _line(offer: Offer, index: int, records: Sequence[Mapping[str, Any]]) -> str
     phases = _words(phase for phase in PHASES if phase in offer.all_phases)
     library = _words(f"`{name}`" for name in offer.requires) or "PyTorch"
     features = [*sorted(offer.features), *(["deterministic"] if offer.deterministic else [])]
+    features += [f"{dtype} cache" for dtype in sorted(offer.kv_dtypes - {"same"})]
     run = measured(offer, index, records)
     cells = (f"`{offer.kernel}`{slot}", offer.family, phases, _words(features), _where(offer), library, run)
     return f"| {' | '.join(cells)} |\n"
