@@ -7,16 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from backstamp.attention import LayerSpec
 from backstamp.catalogue import Catalogue, Row
-from backstamp.construction import Factory, RunnerBackends
+from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
 from backstamp.errors import BuiltMismatch, FactoryFailed
 from backstamp.factories import BuildRequest, Built
 from backstamp.launch import Requests
 from backstamp.model import default_model, group_layers
-from backstamp.testing.fakes import RecordingBackend, fake_plugin
+from backstamp.testing.fakes import RecordingBackend, catalogue_of, fake_plugin, recording_factory
 from tests.building import built_from, plan_on
 from tests.resolving import kernel
+from tests.scenes import DENSE, built_with, model_with, plan_with
 
+BOTH_FORMS = frozenset({"paged", "ragged"})
 CAPPED = kernel("one", features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
 
 
@@ -103,3 +106,18 @@ def test_an_error_that_cannot_say_why_is_named_by_its_type() -> None:
 
     with pytest.raises(FactoryFailed, match="got Mute"):
         built(answer)
+
+
+def test_layers_go_to_the_component_they_say() -> None:
+    """A tower's layers are numbered like the main model's: the number alone would hand over the wrong ones."""
+    tower = replace(DENSE, component="audio", causal=False)
+    model = model_with((2, DENSE), (2, tower))
+    plugin = fake_plugin("p", [kernel("one", features=frozenset({"non_causal", "encoder"}), kv_forms=BOTH_FORMS)])
+    plan = plan_with([plugin], model=model)
+    backends = built_with([plugin], plan, model)
+    requests = [backends.serving_attention_backend("prefill", at).request for at in (0, 1)]
+    assert [{layer.component for layer in request.layers} for request in requests] == [{"main"}, {"audio"}]
+    heads = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
+    unnamed = [LayerSpec(layer_id=at, scale=0.1, **heads) for at in range(4)]
+    with pytest.raises(BuiltMismatch, match="of component audio in the runner, got of that component none"):
+        build(plan, RunnerShape(layers=unnamed), catalogue_of(plugin), load=recording_factory)

@@ -10,6 +10,7 @@ import pytest
 from backstamp.attention import LayerSpec
 from backstamp.catalogue import Catalogue, Row
 from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
+from backstamp.draft import DraftSteps
 from backstamp.errors import BadInput, Unstamped
 from backstamp.factories import BuildRequest, Built
 from backstamp.hybrid import HybridBackend
@@ -53,6 +54,9 @@ class Told:
 
     def replan(self, state):
         self.calls.append(("replan", state[1]))
+
+    def refresh_parameters(self):
+        self.calls.append(("refresh_parameters",))
 
     def forward(self, q, *tensors, **named):
         return (self.kernel, q, tensors, named)
@@ -155,10 +159,21 @@ def test_graphs_reach_both_halves() -> None:
     assert hybrid.linear[0].calls == [("init_graphs", 4, 8), ("replan", "e"), ("replan", "f")]
 
 
+def test_reloaded_parameters_reach_both_halves_and_every_step_of_a_draft() -> None:
+    """A kernel that keeps converted sinks is told, wherever it is built into; one without such copies is passed by."""
+    hybrid = HybridBackend(built(), "decode", LAYERS)
+    hybrid.refresh_parameters()
+    assert [part.calls for part in (*hybrid.full, *hybrid.linear)] == [[("refresh_parameters",)]] * 2
+    steps = DraftSteps([Told("a"), Plain("b"), Told("c")])
+    steps.refresh_parameters()
+    assert [step.calls for step in steps.attn_backends if isinstance(step, Told)] == [[("refresh_parameters",)]] * 2
+
+
 def test_the_optional_members_may_be_missing() -> None:
     """Only plan and forward are mandatory."""
     hybrid = HybridBackend(built(Plain), "decode", LAYERS)
     hybrid.init_graphs(4, 8)
+    hybrid.refresh_parameters()
     hybrid.replan(hybrid.plan({1: "a"}, {0: "b", 2: "c"}))
 
 

@@ -58,3 +58,7 @@ def test_a_failure_inside_passes_and_is_not_called_compiled(caplog: pytest.LogCa
     with pytest.raises(RuntimeError, match="nvcc"):
         compile_badly()
     assert not any("compiled" in record.message for record in caplog.records)
+    # what it stopped is still to be done, and told then
+    with compiling("acme", "extend"):
+        time.sleep(0.1)
+    assert any("compiled" in record.message for record in caplog.records)

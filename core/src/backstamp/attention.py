@@ -34,6 +34,7 @@ __all__ = [
     "LinearBackend",
     "LinearBatch",
     "PagedKV",
+    "ParameterBackend",
     "RaggedKV",
     "RawGates",
     "StatePool",
@@ -233,6 +234,15 @@ class GraphBackend(AttentionBackend[State], Protocol[State]):
 
     def replan(self, state: State) -> None:
         """Do the device half of `plan`: recordable in a graph, no host sync, no allocation."""
+        ...
+
+
+class ParameterBackend(AttentionBackend[State], Protocol[State]):
+    """The optional member of a backend that keeps converted copies of parameters (sinks of another dtype)."""
+
+    def refresh_parameters(self) -> None:
+        """Convert them anew: to be called after weights were reloaded in a way that ticks no counter, as
+        `param.data.copy_()`."""
         ...
 
 

@@ -135,9 +135,14 @@ class BuildJob:
     def _request(self, offer: Offer) -> BuildRequest:
         own = [layer for layer in self.runner.layers if layer.component == self.group.component]
         layers = tuple(layer for layer in own if layer.layer_id in self.group.layers)
-        if own and not layers:
-            found = ", ".join(str(layer.layer_id) for layer in own)
-            raise BuiltMismatch(self.who, needed=f"layers {self.group.layers} in the runner", found=f"layers {found}")
+        if self.runner.layers and not layers:
+            ids = ", ".join(str(layer.layer_id) for layer in own) or "none"
+            raise BuiltMismatch(
+                self.who,
+                needed=f"layers {self.group.layers} of component {self.group.component} in the runner",
+                found=f"of that component {ids}",
+                fix="Give every LayerSpec its component, as the plan's groups name it",
+            )
         wanted = dict(self.group.settings)
         softcaps = {layer.softcap for layer in layers}
         if "softcap" in offer.build_settings and layers and softcaps != {wanted.get("softcap", 0.0)}:

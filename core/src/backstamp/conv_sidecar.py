@@ -64,7 +64,7 @@ class ConvSidecar:
             raise UnsupportedBatch(
                 "short convolution", needed="a weight of at least 2 taps", found=str(weight.shape[1])
             )
-        if x.shape[0] == 0:
+        if x.shape[0] == 0 or batch.num_rows == 0:
             return torch.zeros_like(x)
         taps, tokens = weight.shape[1], torch.arange(x.shape[0], device=x.device)
         starts, stops = batch.qo_indptr[: batch.num_rows], batch.qo_indptr[1 : batch.num_rows + 1]

@@ -9,12 +9,12 @@ stamped. The kernel comes from the plan; topk and the number of steps from the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from backstamp.errors import BuiltMismatch
 
 if TYPE_CHECKING:
-    from backstamp.attention import AttentionBackend, Batch
+    from backstamp.attention import AttentionBackend, Batch, ParameterBackend
     from backstamp.construction import RunnerBackends
 
 __all__ = ["DraftBackendFactory", "DraftSteps"]
@@ -41,6 +41,13 @@ class DraftSteps(Generic[State]):
                 found=str(len(batches)),
             )
         return [backend.plan(batch) for backend, batch in zip(self.attn_backends, batches, strict=True)]
+
+    def refresh_parameters(self) -> None:
+        """Let every step that keeps converted parameters convert them anew, after a reload of weights."""
+        for backend in self.attn_backends:
+            # an optional member of the call contract
+            if hasattr(backend, "refresh_parameters"):
+                cast("ParameterBackend[State]", backend).refresh_parameters()
 
 
 class DraftBackendFactory:

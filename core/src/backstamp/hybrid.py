@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from backstamp.attention import AttentionBackend, Batch, GraphBackend, LayerSpec, LinearBackend, LinearBatch
+from backstamp.attention import (
+    AttentionBackend,
+    Batch,
+    GraphBackend,
+    LayerSpec,
+    LinearBackend,
+    LinearBatch,
+    ParameterBackend,
+)
 from backstamp.errors import BadInput
 from backstamp.forward import linear_phase_of, phase_named
 from backstamp.stamp import copy_stamp, is_container, read_stamp
@@ -87,6 +95,13 @@ class HybridBackend:
             # an optional member of the call contract
             if hasattr(part, "init_graphs"):
                 cast("GraphBackend[object]", part).init_graphs(max_rows, max_tokens)
+
+    def refresh_parameters(self) -> None:
+        """Let every part that keeps converted parameters convert them anew, after a reload of weights."""
+        for part in (*self.full, *self.linear):
+            # an optional member of the call contract
+            if hasattr(part, "refresh_parameters"):
+                cast("ParameterBackend[object]", part).refresh_parameters()
 
     def plan(
         self,

@@ -30,7 +30,8 @@ _told: set[tuple[str, str]] = set()
 def compiling(kernel: str, what: str) -> Iterator[None]:
     """Announce the work inside, where it takes long, for example `compiling("flashinfer", "prefill fa3 bf16 d128")`.
 
-    A second entry for the same kernel and work says nothing. An exception inside passes through.
+    A second entry for the same kernel and work says nothing. An exception inside passes through, and what it stopped
+    is announced again.
     """
     if (kernel, what) in _told:
         yield
@@ -43,6 +44,9 @@ def compiling(kernel: str, what: str) -> Iterator[None]:
     ticker.start()
     try:
         yield
+    except BaseException:
+        _told.discard((kernel, what))
+        raise
     finally:
         done.set()
         ticker.join()

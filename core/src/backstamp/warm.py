@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from backstamp.attention import LayerSpec, PagedKV, RaggedKV
 from backstamp.catalogue import Catalogue
@@ -25,6 +25,9 @@ from backstamp.stamp import is_container, said, steps_of
 from backstamp.warm_linear import warm_linear
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from backstamp.attention import AttentionBackend, DraftContainer
     from backstamp.testing.batches import CacheForm, IndexForm, MadeStep
 
 __all__ = ["Warmed", "warm"]
@@ -109,13 +112,14 @@ def _run(
             else:
                 backend = backends.serving_attention_backend(phase, at)
                 _attend(backend, phase, group, offer, served, backends.plan, topk)
-        except Exception as cause:  # one phase that cannot run must not hide the others
+        except Exception as cause:
+            # one phase that cannot run must not hide the others
             reason = said(cause)
     return Warmed(phase, group.kernel, len(group.layers), time.perf_counter() - began, reason, slot)
 
 
 def _attend(
-    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, served: Sequence[LayerSpec], plan: Plan, topk: int
+    backend: object, phase: Phase, group: GroupPlan, offer: Offer, served: Sequence[LayerSpec], plan: Plan, topk: int
 ) -> None:
     """Run one attention backend, every step of it where it is a draft loop."""
     for spec in served:
@@ -134,21 +138,23 @@ def _cannot(group: GroupPlan, offer: Offer) -> str:
 
 
 def _planned(
-    backend: Any, phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan
-) -> Iterator[tuple[MadeStep, object, Any]]:
+    backend: object, phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan
+) -> Iterator[tuple[MadeStep, object, AttentionBackend[object]]]:
+    whole = cast("AttentionBackend[object]", backend)
     if not group.cached:
         step = _step(phase, spec, offer, plan, _UNCACHED)
         step = replace(step, batch=replace(step.batch, causal=False))
-        yield step, backend.plan(step.batch), backend
+        yield step, whole.plan(step.batch), whole
         return
     if not is_container(backend):
         step = _step(phase, spec, offer, plan, _ROWS[phase])
-        yield step, backend.plan(step.batch), backend
+        yield step, whole.plan(step.batch), whole
         return
+    container = cast("DraftContainer[object]", backend)
     rows = [tuple((q, kv + at) for q, kv in _ROWS[phase]) for at in range(len(steps_of(backend)))]
     steps = [_step(phase, spec, offer, plan, of_step) for of_step in rows]
-    states = backend.plan([step.batch for step in steps])
-    yield from zip(steps, states, steps_of(backend), strict=True)
+    states = container.plan([step.batch for step in steps])
+    yield from zip(steps, states, container.attn_backends, strict=True)
 
 
 def _step(phase: Phase, spec: LayerSpec, offer: Offer, plan: Plan, rows: Sequence[tuple[int, int]]) -> MadeStep:
@@ -192,7 +198,7 @@ def _keys(step: MadeStep, group: GroupPlan) -> tuple[PagedKV | None, RaggedKV | 
     return None, split_new(step)[1]
 
 
-def _indices(step: MadeStep, group: GroupPlan, topk: int) -> object:
+def _indices(step: MadeStep, group: GroupPlan, topk: int) -> Tensor | None:
     """A selection of keys for sparse attention: the first of each row, over and over."""
     if group.family != "sparse_mla":
         return None

@@ -9,7 +9,8 @@ tell. Values and states are random; the states are fp32, as served models keep t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from backstamp.attention import LayerSpec
 from backstamp.declarations import Offer, Phase
@@ -18,6 +19,7 @@ from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan
 
 if TYPE_CHECKING:
+    from backstamp.attention import LinearBackend
     from backstamp.testing.linear_batches import MadeLinearStep
 
 __all__ = ["warm_linear"]
@@ -27,14 +29,14 @@ _ROWS: Final[dict[Phase, tuple[int, ...]]] = {"prefill": (33, 5), "decode": (1, 
 
 
 def warm_linear(
-    backend: Any, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan
+    backend: object, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan
 ) -> None:
     """Plan and run one phase over each kind of layer it serves."""
+    kernel = cast("LinearBackend[object]", backend)
     for spec in layers:
         for step in _steps(phase, spec, group, offer, plan):
-            state = backend.plan(step.batch)
-            named = {"pool": step.pool, "slots": step.batch.slots}
-            backend.forward(step.q, step.k, step.v, step.gates, spec, state, **named)
+            state = kernel.plan(step.batch)
+            kernel.forward(step.q, step.k, step.v, step.gates, spec, state, pool=step.pool, slots=step.batch.slots)
 
 
 def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan) -> Iterator[MadeLinearStep]:
@@ -49,12 +51,20 @@ def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[plan.dtype]
     rows = _ROWS[phase]
     # engines compute the gates of a prefill, and hand raw ones to decode and verify: SGLang 0.5.23 gdn_backend.py
-    common: Any = {"family": family, "layer": spec, "order": order, "dtype": dtype, "raw_gates": phase != "prefill"}
-    common |= {"phase": phase, "device": torch_device(plan.device)}
+    make = partial(
+        make_linear_step,
+        family=family,
+        layer=spec,
+        order=order,
+        dtype=dtype,
+        raw_gates=phase != "prefill",
+        phase=phase,
+        device=torch_device(plan.device),
+    )
     if phase != "verify":
-        yield make_linear_step(rows, has_state=[row > 0 for row in range(len(rows))], **common)
+        yield make(rows, has_state=[row > 0 for row in range(len(rows))])
         return
-    yield make_linear_step(rows, form="slot_table", **common)
-    yield make_linear_step(rows, form="intermediate", **common)
+    yield make(rows, form="slot_table")
+    yield make(rows, form="intermediate")
     if plan.topk > 1 and "tree_mask" in offer.features:
-        yield make_linear_step(rows, form="intermediate", parents=[(-1, 0, 0, 1)] * len(rows), **common)
+        yield make(rows, form="intermediate", parents=[(-1, 0, 0, 1)] * len(rows))
