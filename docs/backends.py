@@ -50,7 +50,9 @@ def measured(offer: Offer, index: int, records: Sequence[Mapping[str, Any]]) -> 
     """
     told = []
     for record in records:
-        lines = [line for line in record["checks"] if _is_of(offer, index, line, record)]
+        # one case may have been reached by two keys
+        served = (line for line in record["checks"] if _is_of(offer, index, line, record))
+        lines = list({(line["phase"], line["case"]): line for line in served}.values())
         wrong = [line for line in lines if line["status"] != "ok"]
         errors = [line["rel_error"] for line in lines if isinstance(line.get("rel_error"), float)]
         if wrong:
@@ -58,7 +60,7 @@ def measured(offer: Offer, index: int, records: Sequence[Mapping[str, Any]]) -> 
         elif lines:
             seen = [phase for phase in PHASES if phase in {line["phase"] for line in lines}]
             where = "" if set(seen) == offer.all_phases else f" in {_words(seen)}"
-            told.append(f"{record['host']}: {len(lines)} cases{where}, error up to {max(errors, default=0.0):.1e}")
+            told.append(f"{record['host']}: {_cases(lines)}{where}, error up to {max(errors, default=0.0):.1e}")
     return "; ".join(told) or NOT_RUN
 
 
@@ -97,6 +99,10 @@ def _where(offer: Offer) -> str:
     archs = "" if offer.archs == ANY else f" {_words(offer.archs)}{newer}"
     features = f" with {_words(sorted(offer.cpu_features))}" if offer.cpu_features else ""
     return f"{offer.device}{archs}{features}"
+
+
+def _cases(lines: Sequence[object]) -> str:
+    return "1 case" if len(lines) == 1 else f"{len(lines)} cases"
 
 
 def _words(items: Iterable[str]) -> str:

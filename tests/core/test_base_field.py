@@ -50,8 +50,10 @@ def test_only_a_half_of_a_launch_reads_the_base_field() -> None:
     ],
 )
 def test_a_reading_is_found_however_it_is_spelled(line: str) -> None:
+    """The check itself is held: an attribute, getattr, a key, a lookup."""
     assert readings(ast.parse(line)) == [1]
 
 
 def test_every_allowed_file_is_there() -> None:
+    """An entry for a file that went is an error."""
     assert all((ROOT / Path(name)).is_file() for name in ALLOWED)

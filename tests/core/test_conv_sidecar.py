@@ -67,6 +67,7 @@ def _loop(x, weight, bias, lengths, windows, slots):
 @pytest.mark.parametrize("lengths", [[3, 1, 5], [1, 0, 2, 0], [0, 0], [], [7], [2, 4]])
 @pytest.mark.parametrize("taps", [2, 4])
 def test_convolutions_are_those_of_a_loop_over_tokens(lengths: list[int], taps: int) -> None:
+    """Ragged rows, rows without tokens, pads and no rows at all: outputs and the windows left behind."""
     torch.manual_seed(len(lengths) + taps)
     x, weight, bias = torch.randn(sum(lengths), 6), torch.randn(6, taps), torch.randn(6)
     windows, slots = torch.randn(8, 6, taps - 1), torch.randperm(8)[: len(lengths)].to(torch.int32)
@@ -79,12 +80,14 @@ def test_convolutions_are_those_of_a_loop_over_tokens(lengths: list[int], taps: 
 
 
 def test_a_weight_without_a_window_is_refused() -> None:
+    """One tap looks at no earlier token."""
     wrapper = ConvSidecar(object())
     with pytest.raises(UnsupportedBatch, match="at least 2 taps"):
         wrapper.convolve(torch.ones(1, 2), torch.ones(2, 1), _batch([1]), torch.ones(1, 2, 0), torch.zeros(1))
 
 
 def test_only_the_draft_extend_of_a_draft_with_convolutions_is_wrapped_and_the_wrapper_is_stamped() -> None:
+    """SGLang #33023: one wrapper, around one backend, with the stamp of what it wraps."""
     plan, backends = _draft(conv_sidecar=True)
     assert plan.conv_sidecar
     built = backends.serving_attention_backend("draft_extend")
@@ -96,11 +99,13 @@ def test_only_the_draft_extend_of_a_draft_with_convolutions_is_wrapped_and_the_w
 
 
 def test_what_was_never_stamped_is_not_wrapped() -> None:
+    """A wrapper has no stamp of its own to give."""
     with pytest.raises(Unstamped):
         wrap_with_convolutions(object())
 
 
 def test_a_forward_is_held_to_the_stamp_of_what_serves_it() -> None:
+    """What was swapped in without a stamp, or was built for another phase, is refused on entry."""
     _, backends = _draft(conv_sidecar=False)
     built = backends.serving_attention_backend("draft_extend")
     assert check_entry(built, "draft_extend").kernel == "one"
@@ -113,6 +118,7 @@ def test_a_forward_is_held_to_the_stamp_of_what_serves_it() -> None:
 
 
 def test_built_objects_carry_the_resolved_pair_beside_their_stamp() -> None:
+    """Under the names engines read."""
     steps = kernel("steps", phases=PHASES - {"prefill"}, features=frozenset({"window", "tree_mask"}))
     split = fake_plugin("kernels", [kernel("reads", phases=frozenset({"prefill"})), steps])
     requests = replace(SPEC, prefill_attention_backend="reads", decode_attention_backend="steps")
