@@ -70,8 +70,13 @@ def plan_with(
 
 def built_with(plugins: Sequence[Found | Offer], plan: Plan, model: ModelFacts | None = None) -> RunnerBackends:
     """Build a plan with recording fakes, each handed the specs of its own layers."""
-    specs = [_spec(group, layer) for group in (model.groups if model else ()) for layer in group.layers]
-    return build(plan, RunnerShape(layers=specs), catalogue_of(*_plugins(plugins)), load=recording_factory)
+    runner = RunnerShape(layers=layer_specs(model) if model else ())
+    return build(plan, runner, catalogue_of(*_plugins(plugins)), load=recording_factory)
+
+
+def layer_specs(model: ModelFacts) -> list[LayerSpec]:
+    """The spec of every layer of a model, as an engine would hand it; of sinks, facts have no values."""
+    return [_spec(group, layer) for group in model.groups for layer in group.layers]
 
 
 def groups_of(plan: Plan, phase: str = "prefill") -> dict[str, GroupPlan]:
@@ -94,4 +99,5 @@ def _spec(group: LayerGroup, layer: int) -> LayerSpec:
     facts = group.facts
     heads = {"num_qo_heads": facts.num_qo_heads, "num_kv_heads": facts.num_kv_heads}
     dims = {"head_dim": facts.head_dim, "v_head_dim": facts.v_head_dim}
-    return LayerSpec(layer_id=layer, component=group.component, scale=0.1, **heads, **dims)
+    masks = {"window_left": facts.window_left, "softcap": facts.softcap, "attn_type": facts.attn_type}
+    return LayerSpec(layer_id=layer, component=group.component, scale=0.1, **heads, **dims, **masks)
