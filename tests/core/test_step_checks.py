@@ -31,7 +31,9 @@ PLAIN = Offer(
 )
 ABLE = replace(
     PLAIN,
-    features=frozenset({"window", "softcap", "sinks", "alibi", "tree_mask", "non_causal", "lse", "split_kv"}),
+    features=frozenset(
+        {"window", "softcap", "sinks", "alibi", "tree_mask", "non_causal", "lse", "split_kv", "encoder", "cross"}
+    ),
     kv_forms=frozenset({"paged", "ragged"}),
     index_forms=frozenset({"csr", "page_table", "indirect"}),
     kv_dtypes=frozenset({"same", "e4m3fn"}),
@@ -39,7 +41,11 @@ ABLE = replace(
     sink_dtypes=frozenset({"fp32"}),
 )
 HOST = replace(PLAIN, inputs=frozenset({"host_lens"}))
-LATENT = replace(PLAIN, family="mla", head_dims=((32, 16),))
+LATENT = replace(PLAIN, family="mla", head_dims=((32, 16), (48, 16)))
+FLOAT8 = replace(ABLE, kv_dtypes=frozenset({"e4m3fn"}))
+#: What only some kernels read: rows of tokens, and slots to write.
+READING = replace(PLAIN, inputs=frozenset({"token_rows"}))
+WRITING = replace(PLAIN, features=frozenset({"fused_write"}))
 SPARSE = replace(LATENT, family="sparse_mla")
 COMPRESSED = replace(PLAIN, family="csa", features=frozenset({"window", "indices"}))
 STEP = make_batch([2, 3], [9, 30])
@@ -59,7 +65,8 @@ def planned(offer: Offer, step: MadeStep = STEP, *, request: dict[str, object] |
 def called(offer: Offer, step: MadeStep = STEP, **tensors: object) -> None:
     """Check a layer call against a row; `tensors` replace the step's own."""
     kv, q, spec = tensors.pop("kv", step.kv), tensors.pop("q", step.q), tensors.pop("layer", step.layer)
-    check_call(request_for(offer), q, kv, spec, step.batch, **tensors)
+    stored = "e4m3fn" if offer is FLOAT8 else "same"
+    check_call(request_for(offer, kv_dtype=stored), q, kv, spec, step.batch, **tensors)
 
 
 def test_what_a_row_declares_passes() -> None:
@@ -87,6 +94,8 @@ def test_a_step_without_a_cache_is_for_rows_that_read_ragged_keys() -> None:
         planned(PLAIN, step)
 
 
+#: Numbers a head that are none: too few, one more dimension, of another kind, apart in memory, somewhere else.
+BAD_HEADS = (SINKS[:3], SINKS[None], SINKS.int(), torch.zeros(8)[::2], SINKS.to("meta"))
 BUILDS: list[tuple[str, Offer, Callable[[Offer], BuildRequest]]] = [
     ("dtype", PLAIN, lambda offer: request_for(offer, dtype="bf16")),
     ("kv_dtype", PLAIN, lambda offer: request_for(offer, kv_dtype="e4m3fn")),
@@ -101,6 +110,12 @@ BUILDS: list[tuple[str, Offer, Callable[[Offer], BuildRequest]]] = [
     ("encoder", PLAIN, lambda offer: request_for(offer, (layer(attn_type="encoder"),))),
     ("cross", PLAIN, lambda offer: request_for(offer, (layer(attn_type="cross"),))),
     ("sinks", ABLE, lambda offer: request_for(offer, (layer(sinks=SINKS.half()),))),
+    *(
+        (field, ABLE, lambda offer, changes={field: tensor}: request_for(offer, (layer(**changes),)))
+        for field in ("sinks", "alibi")
+        for tensor in BAD_HEADS
+    ),
+    ("alibi", ABLE, lambda offer: request_for(offer, (layer(alibi=SINKS.half()),))),
 ]
 
 
@@ -128,6 +143,11 @@ def changed(**changes: object) -> MadeStep:
 
 TREE = make_tree([2, 3], [9, 30], "qlen")
 META = torch.empty(3, dtype=torch.int32, device="meta")
+ONES = torch.ones(2, dtype=torch.int32)
+FLAT = make_tree([2, 3], [9, 30], "full")
+TABLE = STEP.batch.index.page_table
+CSR = replace(ABLE, index_forms=frozenset({"csr"}))
+CSR_INDEX = make_batch([2, 3], [9, 30], index_form="csr").batch.index
 BATCHES: list[tuple[str, Offer, MadeStep, dict[str, bool]]] = [
     ("phase", PLAIN, changed(phase="encode"), {}),
     ("capture", PLAIN, STEP, {"capture": True}),
@@ -153,6 +173,39 @@ BATCHES: list[tuple[str, Offer, MadeStep, dict[str, bool]]] = [
     ("num_rows", PLAIN, changed(num_rows=65), {}),
     ("num_tokens", PLAIN, changed(num_tokens=4097), {}),
     ("max_kv_len", PLAIN, changed(max_kv_len=4097), {}),
+    ("causal: [2] torch.int32", ABLE, changed(causal=ONES.long()), {"row_causal": True}),
+    ("causal device", ABLE, changed(causal=META), {"row_causal": True}),
+    ("kv_starts", ABLE, changed(kv_starts=ONES.float()), {"left_padding": True}),
+    ("kv_starts", ABLE, changed(kv_starts=ONES[:1]), {"left_padding": True}),
+    ("kv_starts device", ABLE, changed(kv_starts=META), {"left_padding": True}),
+    ("kv_lens: [2] with a stride", PLAIN, changed(kv_lens=torch.ones(4, dtype=torch.int32)[::2]), {}),
+    ("qo_indptr_host", PLAIN, changed(qo_indptr_host=ONES), {}),
+    ("qo_indptr_host", PLAIN, changed(qo_indptr_host=torch.zeros(3)), {}),
+    ("qo_indptr_host device: cpu", PLAIN, changed(qo_indptr_host=META), {}),
+    ("kv_lens_host", PLAIN, changed(kv_lens_host=ONES[:1]), {}),
+    ("kv_lens_host", PLAIN, changed(kv_lens_host=ONES.long()), {}),
+    ("token_rows", READING, STEP, {}),
+    ("token_rows", READING, changed(token_rows=ONES), {}),
+    ("slot_mapping", WRITING, changed(slot_mapping=ONES), {}),
+    ("tree.buffer: [2,", ABLE, changed(tree=replace(TREE, buffer=TREE.buffer[:1])), {}),
+    ("tree.buffer: [2,", ABLE, changed(tree=replace(TREE, buffer=TREE.buffer.byte())), {}),
+    ("tree.buffer device", ABLE, changed(tree=replace(TREE, buffer=TREE.buffer.to("meta"))), {}),
+    ("tree.buffer: [0] torch.uint8", ABLE, changed(tree=replace(FLAT, kind="packed")), {}),
+    ("tree.buffer: [0] torch.bool", ABLE, changed(tree=replace(FLAT, buffer=FLAT.buffer.byte())), {}),
+    ("tree.buffer: [0] torch.bool", ABLE, changed(tree=replace(FLAT, buffer=FLAT.buffer[None])), {}),
+    ("tree.buffer device", ABLE, changed(tree=replace(FLAT, buffer=FLAT.buffer.to("meta"))), {}),
+    ("tree.indptr", ABLE, changed(tree=replace(FLAT, indptr=ONES[:1])), {}),
+    ("tree.indptr", ABLE, changed(tree=replace(FLAT, indptr=ONES.float())), {}),
+    ("tree.indptr device", ABLE, changed(tree=replace(FLAT, indptr=META)), {}),
+    (
+        "index.page_table: a last",
+        PLAIN,
+        changed(index=replace(STEP.batch.index, page_table=TABLE.mT.contiguous().mT)),
+        {},
+    ),
+    ("index.kv_indptr", CSR, changed(index=replace(CSR_INDEX, kv_indptr=ONES)), {}),
+    ("index.kv_indices", CSR, changed(index=replace(CSR_INDEX, kv_indices=CSR_INDEX.kv_indices.float())), {}),
+    ("index.kv_indices device", CSR, changed(index=replace(CSR_INDEX, kv_indices=META)), {}),
 ]
 
 
@@ -172,15 +225,19 @@ def test_a_step_the_row_does_not_serve_is_refused_by_name(
 @pytest.mark.parametrize("options", [{"capture": True}, {}], ids=["captured", "eager"])
 def test_what_the_row_declares_of_a_step_passes(options: dict[str, bool]) -> None:
     """Trees, per-row causal flags and left padding, where the kernel says that it reads them."""
-    step = changed(tree=TREE, causal=torch.ones(2, dtype=torch.int32), kv_starts=torch.zeros(2))
+    step = changed(tree=TREE, causal=torch.ones(2, dtype=torch.int32), kv_starts=torch.zeros(2, dtype=torch.int32))
     assert planned(ABLE, step, row_causal=True, left_padding=True, **options) == "page_table"
 
 
 KV = STEP.kv
 NEW = split_new(STEP)
 LSE = torch.empty(5, 4)
+WIDE = torch.zeros(5, 4, 64)
+FP8_KV = replace(KV, k=KV.k.to(torch.float8_e4m3fn), v=KV.v.to(torch.float8_e4m3fn))
 INDICES = torch.zeros(5, 8, dtype=torch.int32)
 MLA_LAYER = layer(num_kv_heads=1, v_head_dim=16)
+#: Parts of 16 and 32: a swap is another shape.
+WIDER_STEP = make_batch([2, 3], [9, 30], layer=replace(MLA_LAYER, head_dim=48), cache_form="latent")
 MLA_STEP = make_batch([2, 3], [9, 30], layer=MLA_LAYER, cache_form="latent")
 #: Layers of family csa: plain entries, and compressed ones in a cache of shorter pages.
 CSA_LAYER = layer(num_kv_heads=1, window_left=7)
@@ -222,6 +279,35 @@ CALLS: list[tuple[str, Offer, MadeStep, dict[str, object]]] = [
     ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v[..., :16])}),
     ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v.half())}),
     ("kv.k", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, k=CSA_KV.k[:, :4])}),
+    ("q: [5, 4, 16]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., 16:], "q_rope": WIDER_STEP.q[..., :16]}),
+    ("q: [5, 4, 16]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :24], "q_rope": WIDER_STEP.q[..., 24:]}),
+    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 24:]}),
+    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[:4, :, 16:]}),
+    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[:, :2, 16:]}),
+    ("q_rope: fp32", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 16:].half()}),
+    ("q_rope device", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 16:].to("meta")}),
+    ("causal: False for encoder", ABLE, STEP, {"layer": layer(attn_type="encoder")}),
+    ("causal: False for cross", ABLE, STEP, {"layer": layer(attn_type="cross")}),
+    ("causal: False for cross", ABLE, changed(causal=ONES), {"layer": layer(attn_type="cross")}),
+    *((field, ABLE, STEP, {"layer": layer(**{field: tensor})}) for field in ("sinks", "alibi") for tensor in BAD_HEADS),
+    ("out: a last stride", PLAIN, STEP, {"out": WIDE[..., ::2]}),
+    ("out device", PLAIN, STEP, {"out": WIDE[..., :32].to("meta")}),
+    ("lse", ABLE, STEP, {"lse": LSE[:4]}),
+    ("lse device", ABLE, STEP, {"lse": LSE.to("meta")}),
+    ("new.k: [N, 2, 32]", ABLE, STEP, {"new": replace(NEW[1], k=NEW[1].k.mT.contiguous().mT)}),
+    ("new.v: 5 tokens", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v[:4])}),
+    ("new.v: fp32", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v.half())}),
+    ("new.v device", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v.to("meta"))}),
+    ("new.kv_indptr: [3]", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=ONES)}),
+    ("new.kv_indptr: [3]", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=torch.zeros(3, dtype=torch.int64))}),
+    ("new.kv_indptr device", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=META)}),
+    ("kv.k: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, k=KV.k[:, :, :1])}),
+    ("kv.v: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, v=KV.v[:, :, :1])}),
+    ("kv.v: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, v=KV.v[..., :16])}),
+    ("kv.v: 9 pages", PLAIN, STEP, {"kv": replace(KV, v=KV.v[1:])}),
+    ("kv.v device", PLAIN, STEP, {"kv": replace(KV, v=KV.v.to("meta"))}),
+    ("kv.k_scale: a float", FLOAT8, STEP, {"kv": replace(FP8_KV, k_scale=torch.ones(1).int())}),
+    ("kv.v_scale device", FLOAT8, STEP, {"kv": replace(FP8_KV, v_scale=torch.ones(1).to("meta"))}),
 ]
 
 
@@ -242,6 +328,22 @@ def test_latent_and_sparse_calls_pass_with_what_they_need() -> None:
     """A rotary part apart, and a selection of keys."""
     called(LATENT, MLA_STEP, q=MLA_STEP.q[..., :16], q_rope=MLA_STEP.q[..., 16:])
     called(SPARSE, MLA_STEP, indices=INDICES)
+
+
+@pytest.mark.parametrize("attn_type", ["encoder", "cross"])
+def test_a_layer_that_looks_both_ways_passes_where_no_key_is_lost(attn_type: str) -> None:
+    """A step without the causal rule, or one query a row, which sees every key up to itself."""
+    called(ABLE, changed(causal=False), layer=layer(attn_type=attn_type))
+    one = make_batch([1, 1], [9, 30], phase="decode")
+    called(ABLE, one, layer=layer(attn_type=attn_type))
+
+
+def test_buffers_longer_than_the_step_pass() -> None:
+    """What an adapter keeps for its largest step is read as far as this one goes."""
+    longer = torch.zeros(8, dtype=torch.int32)
+    step = changed(qo_indptr=longer, kv_lens=longer, qo_indptr_host=longer, kv_lens_host=longer, kv_starts=longer)
+    assert planned(ABLE, step, left_padding=True) == "page_table"
+    called(ABLE, step, new=replace(NEW[1], kv_indptr=longer), layer=layer(sinks=SINKS, alibi=SINKS))
 
 
 @pytest.mark.parametrize("cache", ["both", "plain-alone"])

@@ -28,6 +28,7 @@ __all__ = [
     "layer_faults",
     "refusal",
     "serves_dims",
+    "vector_faults",
 ]
 
 #: (field, what the row takes, what came).
@@ -85,6 +86,21 @@ def device_fault(request: BuildRequest, field: str, tensor: Tensor) -> Iterator[
         yield f"{field} device", request.device, str(device)
 
 
+def vector_faults(
+    request: BuildRequest, field: str, tensor: Tensor, size: int, *dtypes: str, host: bool = False
+) -> Iterator[Fault]:
+    """The faults of a vector that a kernel reads `size` numbers of, one after the other; `host` wants it on the CPU."""
+    found = f"{list(tensor.shape)} {tensor.dtype}"
+    if str(tensor.dtype) not in dtypes or tensor.dim() != 1 or tensor.shape[0] < size:
+        yield field, f"[{size}] {' or '.join(dtypes)}", found
+    elif tensor.shape[0] > 1 and tensor.stride(0) != 1:
+        yield field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"
+    if not host:
+        yield from device_fault(request, field, tensor)
+    elif tensor.device.type != "cpu":
+        yield f"{field} device", "cpu", str(tensor.device)
+
+
 def _request_faults(request: BuildRequest) -> Iterator[Fault]:
     offer = request.offer
     if request.dtype not in offer.dtypes:
@@ -118,7 +134,23 @@ def layer_faults(request: BuildRequest, layer: LayerSpec) -> Iterator[Fault]:
     for feature, needed_by_layer in wanted.items():
         if needed_by_layer and feature not in offer.features:
             yield feature, f"a kernel that declares {feature!r}", f"layer {layer.layer_id} with {feature}"
+    yield from _head_faults(request, layer)
     if layer.sinks is not None and "sinks" in offer.features and offer.sink_conversion == "no":
         found = dtype_name(layer.sinks)
         if found not in offer.sink_dtypes and not (found == request.dtype and "same" in offer.sink_dtypes):
             yield "sinks", " or ".join(sorted(offer.sink_dtypes)), found
+
+
+def _head_faults(request: BuildRequest, layer: LayerSpec) -> Iterator[Fault]:
+    """The faults of a layer's numbers a head: one sink or slope of each query head, where the kernel reads it."""
+    for field, tensor in (("sinks", layer.sinks), ("alibi", layer.alibi)):
+        if tensor is None or field not in request.offer.features:
+            continue
+        name = str(tensor.dtype)
+        # slopes are fp32 in the contract; which floats its sinks may be is the row's to say
+        floating = name == "torch.float32" if field == "alibi" else tensor.is_floating_point()
+        if tuple(tensor.shape) != (layer.num_qo_heads,) or not floating:
+            kind = "torch.float32" if field == "alibi" else "floating"
+            yield field, f"[{layer.num_qo_heads}] {kind}", f"{list(tensor.shape)} {name}"
+        else:
+            yield from vector_faults(request, field, tensor, layer.num_qo_heads, name)

@@ -16,7 +16,7 @@ from backstamp.attention import Batch, KVIndex
 from backstamp.call_checks import check_call
 from backstamp.declarations import Offer
 from backstamp.factories import BuildRequest
-from backstamp.row_checks import Fault, check_build, device_fault, refusal
+from backstamp.row_checks import Fault, check_build, device_fault, refusal, vector_faults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,9 @@ __all__ = ["IndexForm", "check_batch", "check_build", "check_call", "refusal"]
 #: Which form of `KVIndex` a step carries; "none" where its keys lie in no cache.
 IndexForm: TypeAlias = Literal["page_table", "csr", "indirect", "none"]
 
+_BOOL: Final = "torch.bool"
+_I32: Final = "torch.int32"
+_I64: Final = "torch.int64"
 _TREE_KINDS: Final = ("full", "qlen", "packed")
 
 
@@ -66,19 +69,16 @@ def _batch_faults(
     yield from _causal_faults(request, batch, row_causal)
     if batch.kv_starts is not None and not left_padding:
         yield "kv_starts", "rows without left padding", "kv_starts"
-    if "host_lens" in offer.inputs | offer.phase_inputs.get(batch.phase, frozenset()):
+    inputs = offer.inputs | offer.phase_inputs.get(batch.phase, frozenset())
+    if "host_lens" in inputs:
         missing = batch.qo_indptr_host is None or batch.kv_lens_host is None
         if missing or not batch.host_exact:
             needed = "exact qo_indptr_host and kv_lens_host"
             yield "host_lens", needed, "none" if missing else "upper bounds (host_exact False)"
-    yield from _tree_faults(offer, batch)
-    for field, tensor, size in (
-        ("qo_indptr", batch.qo_indptr, batch.num_rows + 1),
-        ("kv_lens", batch.kv_lens, batch.num_rows),
-    ):
-        if str(tensor.dtype) != "torch.int32" or tensor.dim() != 1 or tensor.shape[0] < size:
-            yield field, f"[{size}] torch.int32", f"{list(tensor.shape)} {tensor.dtype}"
-        yield from device_fault(request, field, tensor)
+    if "token_rows" in inputs and batch.token_rows is None:
+        yield "token_rows", f"[{batch.num_tokens}] torch.int32", "None"
+    yield from _tree_faults(request, batch)
+    yield from _length_faults(request, batch, inputs)
     if batch.index.page_size != request.page_size and _forms(batch.index):
         yield "page_size", f"{request.page_size} tokens, as built", str(batch.index.page_size)
     yield from _index_faults(request, batch)
@@ -92,25 +92,51 @@ def _causal_faults(request: BuildRequest, batch: Batch, row_causal: bool) -> Ite
             yield "causal", "True", "a step without the causal rule"
     elif not (row_causal and free):
         yield "causal", "one answer for all rows", f"a tensor {list(batch.causal.shape)}"
-    elif batch.causal.dim() != 1 or batch.causal.shape[0] < batch.num_rows:
-        yield "causal", f"bool or [{batch.num_rows}] i32", f"a tensor {list(batch.causal.shape)}"
+    else:
+        yield from vector_faults(request, "causal", batch.causal, batch.num_rows, _I32)
 
 
-def _tree_faults(offer: Offer, batch: Batch) -> Iterator[Fault]:
+def _length_faults(request: BuildRequest, batch: Batch, inputs: frozenset[str]) -> Iterator[Fault]:
+    """The vectors of lengths, offsets and slots that the kernel, or its host half, will read."""
+    rows, tokens = batch.num_rows, batch.num_tokens
+    for field, tensor, size in (
+        ("qo_indptr", batch.qo_indptr, rows + 1),
+        ("kv_lens", batch.kv_lens, rows),
+        ("kv_starts", batch.kv_starts, rows),
+        ("token_rows", batch.token_rows if "token_rows" in inputs else None, tokens),
+    ):
+        if tensor is not None:
+            yield from vector_faults(request, field, tensor, size, _I32)
+    for field, tensor, size in (
+        ("qo_indptr_host", batch.qo_indptr_host, rows + 1),
+        ("kv_lens_host", batch.kv_lens_host, rows),
+    ):
+        if tensor is not None:
+            yield from vector_faults(request, field, tensor, size, _I32, host=True)
+    if batch.slot_mapping is not None and "fused_write" in request.offer.features:
+        yield from vector_faults(request, "slot_mapping", batch.slot_mapping, tokens, _I64)
+
+
+def _tree_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
     tree = batch.tree
     if tree is None:
         return
-    if "tree_mask" not in offer.features:
+    if "tree_mask" not in request.offer.features:
         yield "tree", "a step without a tree mask", f"a tree mask of kind {tree.kind}"
     elif tree.kind not in _TREE_KINDS:
         yield "tree.kind", ", ".join(_TREE_KINDS), repr(tree.kind)
-    elif tree.kind != "qlen" and tree.indptr is None:
+    elif tree.kind == "qlen":
+        shape, rows = tree.buffer.shape, batch.num_rows
+        if len(shape) != 3 or shape[0] < rows or min(shape[1:]) < batch.max_q_len or str(tree.buffer.dtype) != _BOOL:
+            needed = f"[{rows}, S, S] {_BOOL} with S of at least {batch.max_q_len}"
+            yield "tree.buffer", needed, f"{list(shape)} {tree.buffer.dtype}"
+        yield from device_fault(request, "tree.buffer", tree.buffer)
+    elif tree.indptr is None:
         yield "tree.indptr", f"a start per row for kind {tree.kind!r}", "None"
-    elif tree.buffer.element_size() != 1:
-        yield "tree.buffer", "bool or uint8", str(tree.buffer.dtype)
-    elif tree.kind == "qlen" and (tree.buffer.dim() != 3 or min(tree.buffer.shape[1:]) < batch.max_q_len):
-        needed = f"[B, S, S] with S of at least {batch.max_q_len}"
-        yield "tree.buffer", needed, str(list(tree.buffer.shape))
+    else:
+        dtype = "torch.uint8" if tree.kind == "packed" else _BOOL
+        yield from vector_faults(request, "tree.buffer", tree.buffer, 0, dtype)
+        yield from vector_faults(request, "tree.indptr", tree.indptr, batch.num_rows, _I32, _I64)
 
 
 def _forms(index: KVIndex) -> list[IndexForm]:
@@ -138,7 +164,11 @@ def _index_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
     }
     for field, tensor, dims, size in tensors[form]:
         assert tensor is not None, "the form was chosen because its tensors are there"
-        whole = str(tensor.dtype) in ("torch.int32", "torch.int64")
-        if not whole or tensor.dim() != dims or tensor.shape[0] < size:
+        if dims == 1:
+            yield from vector_faults(request, field, tensor, size, _I32, _I64)
+            continue
+        if str(tensor.dtype) not in (_I32, _I64) or tensor.dim() != dims or tensor.shape[0] < size:
             yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
+        elif tensor.shape[1] > 1 and tensor.stride(1) != 1:
+            yield field, "a last stride of 1", str(tensor.stride(1))
         yield from device_fault(request, field, tensor)

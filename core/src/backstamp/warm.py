@@ -171,6 +171,8 @@ def _step(phase: Phase, spec: LayerSpec, offer: Offer, plan: Plan, rows: Sequenc
     tree = None
     if phase == "verify" and plan.topk > 1:
         tree = make_tree(q_lens, kv_lens, "qlen", device=device)
+    # what looks across at another sequence sees all of it
+    causal = spec.attn_type == "decoder"
     return make_batch(
         q_lens,
         kv_lens,
@@ -181,6 +183,7 @@ def _step(phase: Phase, spec: LayerSpec, offer: Offer, plan: Plan, rows: Sequenc
         kv_dtype=None if own else getattr(torch, names.get(plan.kv_dtype, f"float8_{plan.kv_dtype}")),
         index_form=form,
         cache_form=cache,
+        causal=causal,
         tree=tree,
         device=device,
     )
