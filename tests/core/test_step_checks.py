@@ -233,6 +233,8 @@ KV = STEP.kv
 NEW = split_new(STEP)
 LSE = torch.empty(5, 4)
 WIDE = torch.zeros(5, 4, 64)
+#: A step of ragged keys alone.
+UNCACHED = changed(index=KVIndex(page_size=16))
 FP8_KV = replace(KV, k=KV.k.to(torch.float8_e4m3fn), v=KV.v.to(torch.float8_e4m3fn))
 INDICES = torch.zeros(5, 8, dtype=torch.int32)
 MLA_LAYER = layer(num_kv_heads=1, v_head_dim=16)
@@ -306,6 +308,7 @@ CALLS: list[tuple[str, Offer, MadeStep, dict[str, object]]] = [
     ("kv.v: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, v=KV.v[..., :16])}),
     ("kv.v: 9 pages", PLAIN, STEP, {"kv": replace(KV, v=KV.v[1:])}),
     ("kv.v device", PLAIN, STEP, {"kv": replace(KV, v=KV.v.to("meta"))}),
+    ("index: one of csr", ABLE, UNCACHED, {}),
     ("kv.k_scale: a float", FLOAT8, STEP, {"kv": replace(FP8_KV, k_scale=torch.ones(1).int())}),
     ("kv.v_scale device", FLOAT8, STEP, {"kv": replace(FP8_KV, v_scale=torch.ones(1).to("meta"))}),
 ]

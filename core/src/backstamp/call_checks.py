@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.row_checks import Fault, device_fault, dtype_name, layer_faults, refusal, vector_faults
+from backstamp.row_checks import Fault, device_fault, dtype_name, index_form, layer_faults, refusal, vector_faults
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,6 +121,8 @@ def _key_faults(
     elif kv is not None and new is not None and not offer.features & {"split_kv", "fused_write"}:
         yield "new", "keys in the cache, or all of them in `new`", "both"
     if kv is not None:
+        if index_form(offer, batch.index) == "none":
+            yield "index", f"one of {', '.join(sorted(offer.index_forms))} beside a cache", "none of them"
         yield from _cache_faults(request, kv, layer)
     if new is not None:
         yield from _new_faults(request, new, layer, batch)

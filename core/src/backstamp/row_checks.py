@@ -9,9 +9,9 @@ dtypes and host numbers; never a value on a device, and it imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from backstamp.attention import LayerSpec
+from backstamp.attention import KVIndex, LayerSpec
 from backstamp.declarations import Offer
 from backstamp.errors import UnsupportedBatch
 from backstamp.factories import BuildRequest
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 __all__ = [
     "DTYPE_NAMES",
     "Fault",
+    "IndexForm",
     "check_build",
     "device_fault",
     "dtype_name",
+    "forms_of",
+    "index_form",
     "layer_faults",
     "refusal",
     "serves_dims",
     "vector_faults",
 ]
 
+#: Which form of `KVIndex` a step carries; "none" where its keys lie in no cache.
+IndexForm: TypeAlias = Literal["page_table", "csr", "indirect", "none"]
 #: (field, what the row takes, what came).
 Fault: TypeAlias = "tuple[str, str, str]"
 
@@ -99,6 +104,21 @@ def vector_faults(
         yield from device_fault(request, field, tensor)
     elif tensor.device.type != "cpu":
         yield f"{field} device", "cpu", str(tensor.device)
+
+
+def forms_of(index: KVIndex) -> list[IndexForm]:
+    """The forms of index a step carries."""
+    carried: list[tuple[IndexForm, bool]] = [
+        ("page_table", index.page_table is not None),
+        ("csr", index.kv_indptr is not None and index.kv_indices is not None),
+        ("indirect", index.table is not None and index.row_ids is not None),
+    ]
+    return [form for form, there in carried if there]
+
+
+def index_form(offer: Offer, index: KVIndex) -> IndexForm:
+    """The form of index a row reads of those a step carries."""
+    return next((form for form in forms_of(index) if form in offer.index_forms), "none")
 
 
 def _request_faults(request: BuildRequest) -> Iterator[Fault]:

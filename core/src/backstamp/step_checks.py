@@ -10,21 +10,26 @@ dropped. It reads shapes, dtypes, devices and host numbers; never a value on a d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from backstamp.attention import Batch, KVIndex
+from backstamp.attention import Batch
 from backstamp.call_checks import check_call
-from backstamp.declarations import Offer
 from backstamp.factories import BuildRequest
-from backstamp.row_checks import Fault, check_build, device_fault, refusal, vector_faults
+from backstamp.row_checks import (
+    Fault,
+    IndexForm,
+    check_build,
+    device_fault,
+    forms_of,
+    index_form,
+    refusal,
+    vector_faults,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["IndexForm", "check_batch", "check_build", "check_call", "refusal"]
-
-#: Which form of `KVIndex` a step carries; "none" where its keys lie in no cache.
-IndexForm: TypeAlias = Literal["page_table", "csr", "indirect", "none"]
 
 _BOOL: Final = "torch.bool"
 _I32: Final = "torch.int32"
@@ -44,10 +49,10 @@ def check_batch(
     """
     for field, needed, found in _batch_faults(request, batch, capture, row_causal, left_padding):
         raise refusal(request, field, needed, found, phase=batch.phase)
-    form = _index_form(request.offer, batch.index)
+    form = index_form(request.offer, batch.index)
     if form == "none" and "ragged" not in request.offer.kv_forms:
         needed = f"one of {', '.join(sorted(request.offer.index_forms))}"
-        raise refusal(request, "index", needed, ", ".join(_forms(batch.index)) or "none", phase=batch.phase)
+        raise refusal(request, "index", needed, ", ".join(forms_of(batch.index)) or "none", phase=batch.phase)
     return form
 
 
@@ -79,7 +84,7 @@ def _batch_faults(
         yield "token_rows", f"[{batch.num_tokens}] torch.int32", "None"
     yield from _tree_faults(request, batch)
     yield from _length_faults(request, batch, inputs)
-    if batch.index.page_size != request.page_size and _forms(batch.index):
+    if batch.index.page_size != request.page_size and forms_of(batch.index):
         yield "page_size", f"{request.page_size} tokens, as built", str(batch.index.page_size)
     yield from _index_faults(request, batch)
 
@@ -139,23 +144,10 @@ def _tree_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
         yield from vector_faults(request, "tree.indptr", tree.indptr, batch.num_rows, _I32, _I64)
 
 
-def _forms(index: KVIndex) -> list[IndexForm]:
-    carried: list[tuple[IndexForm, bool]] = [
-        ("page_table", index.page_table is not None),
-        ("csr", index.kv_indptr is not None and index.kv_indices is not None),
-        ("indirect", index.table is not None and index.row_ids is not None),
-    ]
-    return [form for form, there in carried if there]
-
-
-def _index_form(offer: Offer, index: KVIndex) -> IndexForm:
-    return next((form for form in _forms(index) if form in offer.index_forms), "none")
-
-
 def _index_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
     """Shapes, dtypes and devices of the index the kernel will read."""
     index, rows = batch.index, batch.num_rows
-    form = _index_form(request.offer, index)
+    form = index_form(request.offer, index)
     tensors: dict[IndexForm, tuple[tuple[str, Tensor | None, int, int], ...]] = {
         "page_table": (("index.page_table", index.page_table, 2, rows),),
         "csr": (("index.kv_indptr", index.kv_indptr, 1, rows + 1), ("index.kv_indices", index.kv_indices, 1, 0)),

@@ -20,7 +20,6 @@ from backstamp.testing.requests import request_for
 from backstamp_cpu import amx
 from backstamp_cpu.amx import IntelAmx, attend_in_blocks
 from backstamp_cpu.backend import build_intel_amx
-from backstamp_cpu.checks import limits_of
 from backstamp_cpu.isa import AMX_LIMITS, check_amx, limit_of
 from backstamp_cpu.plugin import AMX, AMX_MLA
 
@@ -36,7 +35,7 @@ def request(offer=AMX, **changed) -> BuildRequest:
 
 def backend(**changed) -> IntelAmx:
     """The class itself: the factory would ask for AMX, which this machine may lack; the numbers are the same."""
-    return IntelAmx(limits_of(request(**changed), alibi=True), rows_alone=False)
+    return IntelAmx(request(**changed), rows_alone=False)
 
 
 def run(kernel, step, **options):
@@ -158,7 +157,7 @@ def test_a_query_of_another_dtype_is_refused_not_converted():
     """fp32 queries belong to torch_native."""
     made = make_batch([1], [8])
     kernel = backend()
-    with pytest.raises(UnsupportedBatch, match=r"bfloat16.*got .*float32"):
+    with pytest.raises(UnsupportedBatch, match=r"needs q: bf16, as built, got fp32"):
         run(kernel, made)
     for field in ("dtype", "kv_dtype"):
         with pytest.raises(UnsupportedBatch, match=rf"needs {field}: (bf16|same), got fp16"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 from backstamp.factories import BuildRequest, Built
 from backstamp.step_checks import check_build
 from backstamp_cpu.amx import IntelAmx
-from backstamp_cpu.checks import limits_of
 from backstamp_cpu.flex import FlexAttention
 from backstamp_cpu.isa import check_amx
 from backstamp_cpu.linear import TorchNativeLinear
@@ -27,18 +26,20 @@ def build_torch_native(request: BuildRequest) -> Built:
     """Build `torch_native`, rows of a step grouped for speed.
 
     Raises:
-        BadInput: a dtype or KV layout the plugin does not know.
+        UnsupportedBatch: what the row does not declare.
     """
-    return Built("torch_native", TorchNative(limits_of(request, alibi=True), rows_alone=False))
+    check_build(request)
+    return Built("torch_native", TorchNative(request, rows_alone=False))
 
 
 def build_torch_native_rows_alone(request: BuildRequest) -> Built:
     """Build `torch_native`, one row at a time: a row's bits do not depend on what shares its batch.
 
     Raises:
-        BadInput: a dtype or KV layout the plugin does not know.
+        UnsupportedBatch: what the row does not declare.
     """
-    return Built("torch_native", TorchNative(limits_of(request, alibi=True), rows_alone=True))
+    check_build(request)
+    return Built("torch_native", TorchNative(request, rows_alone=True))
 
 
 def build_torch_native_linear(request: BuildRequest) -> Built:
@@ -55,9 +56,10 @@ def build_flex_attention(request: BuildRequest) -> Built:
     """Build `flex_attention`, compiled except on the CPU.
 
     Raises:
-        BadInput: a dtype or KV layout the plugin does not know.
+        UnsupportedBatch: what the row does not declare.
     """
-    return Built("flex_attention", FlexAttention(limits_of(request, alibi=False)))
+    check_build(request)
+    return Built("flex_attention", FlexAttention(request))
 
 
 def build_intel_amx(request: BuildRequest) -> Built:
@@ -69,4 +71,4 @@ def build_intel_amx(request: BuildRequest) -> Built:
     """
     check_build(request)
     check_amx(f"{request.role} attention kernel '{request.kernel}' (plugin cpu)")
-    return Built("intel_amx", IntelAmx(limits_of(request, alibi=True), rows_alone=False))
+    return Built("intel_amx", IntelAmx(request, rows_alone=False))

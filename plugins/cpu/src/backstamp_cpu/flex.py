@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
-from backstamp_cpu.checks import Limits
+from backstamp.factories import BuildRequest
+from backstamp_cpu.checks import cached_lens
 from backstamp_cpu.flexmods import Blocks, Call, blocks_of_bounds, blocks_of_mask, compiled_call
 from backstamp_cpu.gather import KeySource, count_up, locate_keys, read_keys, repeated
 from backstamp_cpu.masks import visible
@@ -55,13 +56,13 @@ FlexState = StepState["View | None"]
 class FlexAttention:
     """The backend: one compiled call a layer shape and kind of view, kept for the life of the object."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, request: BuildRequest) -> None:
+        self._request = request
         self._calls: dict[tuple[int, int, int, int, bool, bool, bool], Call] = {}
 
     def plan(self, batch: Batch, *, state: FlexState | None = None, capture: bool = False) -> FlexState:
         """Read the step's row numbers, as `backstamp_cpu.steps.plan_step`."""
-        return plan_step(self._limits, batch, state, capture)
+        return plan_step(self._request, batch, state, capture)
 
     def forward(
         self,
@@ -81,7 +82,7 @@ class FlexAttention:
         Raises:
             UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
         """
-        out = open_output(self._limits, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        out = open_output(self._request, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         view = self._view(state, kv, layer, new, q.device)
         if view is None:
             return out
@@ -130,10 +131,10 @@ class FlexAttention:
         new_starts = None if new is None else state.offsets.read(new)
         kind = (layer.window_left, kv is not None, new_starts)
         if kind not in state.views:
-            cached_lens = self._limits.cached_lens(state.batch, state.rows, kv is not None, new_starts)
+            cached = cached_lens(self._request, state.batch, state.rows, kv is not None, new_starts)
             spans = state.rows.spans(layer.window_left)
             make = _padded_view if state.rows.tree or _pads_well(spans, state.rows) else _flat_view
-            view = make(spans, state, layer.window_left, cached_lens, new_starts, device) if spans else None
+            view = make(spans, state, layer.window_left, cached, new_starts, device) if spans else None
             state.views[kind] = view
         return state.views[kind]
 

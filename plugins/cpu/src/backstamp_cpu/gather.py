@@ -113,7 +113,7 @@ def _page_ids(index: KVIndex, rows: Tensor, columns: Tensor) -> Tensor:
         return index.page_table[rows, columns].long()
     if index.kv_indptr is not None and index.kv_indices is not None:
         return index.kv_indices[index.kv_indptr[rows].long() + columns].long()
-    assert index.table is not None, "the limits refuse an index without any form"
+    assert index.table is not None, "check_call refuses a cache without an index"
     assert index.row_ids is not None
     return index.table[index.row_ids[rows], columns].long()
 

@@ -68,7 +68,7 @@ def tree_bits(tree: TreeMask, rows: StepRows, spans: Sequence[Span], num_queries
     inside = is_query[:, :, None] & is_query[:, None, :]
     if tree.kind == "qlen":
         return tree.buffer[row, :num_queries, :num_queries] & inside
-    assert tree.indptr is not None, "the limits refuse a full or packed tree without indptr"
+    assert tree.indptr is not None, "check_batch refuses a full or packed tree without indptr"
     kv_len, prefix = kv_len[:, None, None], (kv_len - q_len)[:, None, None]
     # padding reads element 0 of its row, which exists, and is masked
     element = (step[None, :, None] * kv_len + prefix + step[None, None, :]) * inside

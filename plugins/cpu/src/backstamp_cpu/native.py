@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.factories import BuildRequest
 from backstamp_cpu.attend import attend_explicitly, attend_with_sdpa, needs_explicit_path
-from backstamp_cpu.checks import Limits
+from backstamp_cpu.checks import cached_lens
 from backstamp_cpu.gather import KeySource, host_ints, locate_keys, read_keys
 from backstamp_cpu.masks import distances, sees_all, visible
 from backstamp_cpu.rows import Span, StepRows
@@ -24,6 +25,8 @@ from backstamp_cpu.steps import StepState, open_output, plan_step
 
 __all__ = ["Arithmetic", "NativeState", "TorchNative"]
 
+#: Torch dtypes of queries by their canonical name.
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 #: Longest row in query tokens that shares a group: a longer one is work enough by itself.
 MAX_GROUPED_QUERIES = 32
 #: Most logits of one product, 256 MiB in fp32; longer groups run a slice of their queries at a time.
@@ -62,13 +65,13 @@ NativeState = StepState[list[Group]]
 class TorchNative:
     """The backend; `rows_alone` gives up grouping for bits that do not depend on what shares the batch."""
 
-    def __init__(self, limits: Limits, *, rows_alone: bool) -> None:
-        self._limits = limits
+    def __init__(self, request: BuildRequest, *, rows_alone: bool) -> None:
+        self._request = request
         self._rows_alone = rows_alone
 
     def plan(self, batch: Batch, *, state: NativeState | None = None, capture: bool = False) -> NativeState:
         """Read the step's row numbers, as `backstamp_cpu.steps.plan_step`."""
-        return plan_step(self._limits, batch, state, capture)
+        return plan_step(self._request, batch, state, capture)
 
     def forward(
         self,
@@ -88,7 +91,7 @@ class TorchNative:
         Raises:
             UnsupportedBatch: a shape, dtype, layout or option this kernel does not serve.
         """
-        out = open_output(self._limits, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        out = open_output(self._request, q, kv, layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         arithmetic, key_dtype = self.arithmetic(layer, lse is not None)
         for group in self._groups(state, kv, layer, new, q.device):
             queries = q[group.tokens] if q_rope is None else torch.cat([q[group.tokens], q_rope[group.tokens]], dim=-1)
@@ -107,7 +110,7 @@ class TorchNative:
         """How this layer's groups are attended, and the dtype their keys are read in."""
         if needs_explicit_path(layer, lse_wanted):
             return attend_explicitly, torch.float32
-        return _by_sdpa, self._limits.dtype
+        return _by_sdpa, _DTYPES[self._request.dtype]
 
     def _groups(
         self, state: NativeState, kv: PagedKV | None, layer: LayerSpec, new: RaggedKV | None, device: torch.device
@@ -117,10 +120,10 @@ class TorchNative:
         kind = (layer.window_left, kv is not None, new_starts)
         groups = state.views.get(kind)
         if groups is None:
-            cached_lens = self._limits.cached_lens(state.batch, state.rows, kv is not None, new_starts)
+            cached = cached_lens(self._request, state.batch, state.rows, kv is not None, new_starts)
             spans = state.rows.spans(layer.window_left)
             parts = [[span] for span in spans] if self._rows_alone else _parts(spans, state.rows)
-            groups = [_group(part, state, layer.window_left, cached_lens, new_starts, device) for part in parts]
+            groups = [_group(part, state, layer.window_left, cached, new_starts, device) for part in parts]
             state.views[kind] = groups
         return groups
 

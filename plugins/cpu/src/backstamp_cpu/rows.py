@@ -34,11 +34,6 @@ class StepRows:
     kv_starts: list[int]
     tree: bool
 
-    @property
-    def max_q_len(self) -> int:
-        """Query tokens of the longest row."""
-        return max((self.q_len(row) for row in range(len(self.kv_lens))), default=0)
-
     def q_len(self, row: int) -> int:
         """Query tokens of a row."""
         return self.q_starts[row + 1] - self.q_starts[row]

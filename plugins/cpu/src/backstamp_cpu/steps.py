@@ -1,6 +1,6 @@
 """What both kernels do the same way: the state of a planned step, and a layer call's checks and empty output.
 
-In: a batch and the limits an object was built with. Out: a `StepState` that keeps a view of each kind of layer met so
+In: a batch and the request an object was built for. Out: a `StepState` that keeps a view of each kind of layer met so
 far, and an output every token of which is written. How a view looks is each kernel's own.
 """
 
@@ -12,7 +12,9 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
-from backstamp_cpu.checks import Limits
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import check_batch, check_call
+from backstamp_cpu.checks import check_scales
 from backstamp_cpu.rows import NewOffsets, StepRows, read_rows
 
 __all__ = ["StepState", "open_output", "plan_step"]
@@ -30,15 +32,14 @@ class StepState(Generic[View]):
     views: dict[tuple[int, bool, tuple[int, ...] | None], View] = field(default_factory=dict)
 
 
-def plan_step(limits: Limits, batch: Batch, state: StepState[View] | None, capture: bool) -> StepState[View]:
+def plan_step(request: BuildRequest, batch: Batch, state: StepState[View] | None, capture: bool) -> StepState[View]:
     """Read the step's row numbers; syncs where the host mirrors are missing or inexact.
 
     Raises:
         UnsupportedBatch: the batch asks for what the object was not built for.
     """
-    limits.check_batch(batch, capture)
+    check_batch(request, batch, capture=capture, row_causal=True, left_padding=True)
     rows = read_rows(batch)
-    limits.check_tree_size(batch, rows.max_q_len)
     if state is None:
         return StepState(batch, rows)
     # whoever kept the state sees the new step, as the contract says
@@ -47,7 +48,7 @@ def plan_step(limits: Limits, batch: Batch, state: StepState[View] | None, captu
 
 
 def open_output(
-    limits: Limits,
+    request: BuildRequest,
     q: Tensor,
     kv: PagedKV | None,
     layer: LayerSpec,
@@ -65,8 +66,9 @@ def open_output(
         UnsupportedBatch: a shape, dtype, layout or option the kernel does not serve.
     """
     batch = state.batch
-    head_dim = q.shape[-1] + (0 if q_rope is None else q_rope.shape[-1])
-    limits.check_call(q, head_dim, kv, layer, batch, state.rows, out=out, lse=lse, new=new, indices=indices)
+    check_call(request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+    if kv is not None:
+        check_scales(request, kv, batch)
     if out is None:
         out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
     out.zero_()
