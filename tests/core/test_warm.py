@@ -58,6 +58,14 @@ def test_each_phase_of_a_target_runs_once_for_each_kind_of_layer(model: str, ran
     assert towers == ({"vision"} if model == "gemma3" else set())
 
 
+@pytest.mark.parametrize("model", ["mllama", "whisper"])
+def test_layers_that_look_across_are_warmed_without_the_causal_rule(model: str, ran) -> None:
+    """They see all of another sequence; over a causal step they would be refused."""
+    done = warmed(model)
+    assert all(not row.reason for row in done), [row.reason for row in done]
+    assert {layer.attn_type for _, layer in ran} >= {"decoder", "cross"}
+
+
 def test_every_step_of_a_draft_loop_runs(ran) -> None:
     """Each holds its own state, and may compile its own."""
     done = warmed("mha", "draft", speculative_algorithm="EAGLE", speculative_num_steps=4)

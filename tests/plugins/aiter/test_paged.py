@@ -173,7 +173,7 @@ def test_a_call_that_is_not_declared_is_refused_in_forward(library):
     for named, options in {
         "lse": {"lse": torch.empty(3, 4)},
         "new": {"new": new},
-        "q: ": {"q_rope": made.q},
+        "q_rope: None": {"q_rope": made.q},
         "indices": {"indices": torch.zeros(3, 2, dtype=torch.int32)},
         "out: a last stride": {"out": wide},
     }.items():

@@ -203,7 +203,7 @@ def test_a_call_that_is_not_declared_is_refused_in_forward(library):
     _kv, new = split_new(made)
     for named, options in {
         "new": {"new": new},
-        "q: ": {"q_rope": made.q},
+        "q_rope: None": {"q_rope": made.q},
         "indices": {"indices": torch.zeros(3, 2, dtype=torch.int32)},
     }.items():
         with pytest.raises(UnsupportedBatch, match=f"needs {named}"):

@@ -113,8 +113,6 @@ class LatentAttention:
         if pieces.q_ends[-1] < batch.num_tokens:
             out.zero_()
         nope, rope = (q[..., :LATENT], q[..., LATENT:]) if q_rope is None else (q, q_rope)
-        if nope.shape[-1] != LATENT:
-            raise refusal(self._request, "q", f"{LATENT} numbers a head beside q_rope", str(nope.shape[-1]))
         latent, keys_rope, block_table = self._cache(kv, pieces)
         answer, _ = self._attend(
             nope[pieces.tokens].contiguous(),
