@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from backstamp import jit_notice
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer, compiling
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +63,17 @@ def test_a_failure_inside_passes_and_is_not_called_compiled(caplog: pytest.LogCa
     with compiling("acme", "extend"):
         time.sleep(0.1)
     assert any("compiled" in record.message for record in caplog.records)
+
+
+def test_an_announcer_tells_each_variant_once_and_names_no_empty_part(caplog: pytest.LogCaptureFixture) -> None:
+    """A launch of a known variant runs inside nothing; one that failed is not known."""
+    announcer = Announcer("acme")
+    for parts in (("decode", 128, ""), ("decode", 128, "sinks"), ("decode", 128, "")):
+        with announcer.first(*parts):
+            time.sleep(0.1)
+    begun = [record.message.partition(";")[0] for record in caplog.records if "compiling" in record.message]
+    assert begun == ["acme: compiling decode 128", "acme: compiling decode 128 sinks"]
+    assert isinstance(announcer.first("decode", 128, ""), nullcontext)
+    with pytest.raises(RuntimeError, match="nvcc"), announcer.first("extend"):
+        raise RuntimeError("nvcc is missing")
+    assert not isinstance(announcer.first("extend"), nullcontext)

@@ -12,10 +12,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
-__all__ = ["compiling"]
+__all__ = ["Announcer", "compiling"]
 
 #: Seconds before the first line: loading what an earlier process compiled takes less.
 QUIET_SECONDS: Final = 1.0
@@ -53,6 +53,25 @@ def compiling(kernel: str, what: str) -> Iterator[None]:
     seconds = time.monotonic() - started
     if seconds >= QUIET_SECONDS:
         _LOG.warning("%s: compiled %s in %.0f s", kernel, what, seconds)
+
+
+class Announcer:
+    """Runs a kernel's launches, each new variant inside `compiling`; a known one costs one look into a set."""
+
+    def __init__(self, kernel: str) -> None:
+        self._kernel = kernel
+        self._seen: set[tuple[object, ...]] = set()
+
+    def first(self, *variant: object) -> AbstractContextManager[None]:
+        """What a launch of this variant runs inside; the announcement names its parts, but not the empty ones."""
+        return nullcontext() if variant in self._seen else self._announced(variant)
+
+    @contextmanager
+    def _announced(self, variant: tuple[object, ...]) -> Iterator[None]:
+        with compiling(self._kernel, " ".join(str(part) for part in variant if part != "")):
+            yield
+        # what failed is no known variant
+        self._seen.add(variant)
 
 
 def _tell(kernel: str, what: str, done: threading.Event) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from backstamp_trtllm.plugin import (
     backstamp_aliases,
     backstamp_offers,
 )
+from tests.announced import catch_announcements
 from tests.plugins.trtllm.cases import Case, build, install, make
 
 OFFERS = backstamp_offers()
@@ -209,20 +209,7 @@ def test_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_first_launch_of_each_variant_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a module is compiled for is said before the compile, and never again."""
     install(monkeypatch)
-    told: list[tuple[str, str]] = []
-    launches = import_module("backstamp_trtllm.launches")
-
-    class Told:
-        def __init__(self, kernel: str, what: str) -> None:
-            told.append((kernel, what))
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *exc: object) -> None:
-            pass
-
-    monkeypatch.setattr(launches, "compiling", Told)
+    told = catch_announcements(monkeypatch)
     plain, drafts = step_for(XQA), make(Case(((4, 9),), phase="verify", page_size=64, heads=(8, 2)))
     backend = build(XQA, plain)
     for step in (plain, plain, drafts, drafts):

@@ -7,33 +7,17 @@ outputs that end up in the engine's own. Nothing here reads a value on a device.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from backstamp.attention import LayerSpec, PagedKV
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 
 __all__ = ["LN2", "Announcer", "bmm_scales", "deliver", "landing", "silence", "zeros"]
 
 #: Base-2 logarithms times this are natural ones.
 LN2 = math.log(2.0)
-
-
-class Announcer:
-    """Say once a variant that it may be compiled now; a launch of a known variant costs one look into a set."""
-
-    def __init__(self, kernel: str) -> None:
-        self._kernel = kernel
-        self._seen: set[tuple[object, ...]] = set()
-
-    def first(self, *variant: object) -> AbstractContextManager[None]:
-        """What a launch of this variant runs inside."""
-        if variant in self._seen:
-            return nullcontext()
-        self._seen.add(variant)
-        return compiling(self._kernel, " ".join(str(part) for part in variant))
 
 
 def zeros(size: int, device: str, dtype: torch.dtype = torch.uint8) -> Tensor:
