@@ -164,7 +164,7 @@ def test_a_cache_of_more_than_two_to_the_31_elements_is_addressed(tmp_path):
 @pytest.mark.parametrize("rows", [(), ((0, 0), (0, 5))], ids=["no-rows", "no-tokens"])
 def test_an_empty_step_returns_at_once(rows):
     """Nothing to do is no error, and what was passed as `out` comes back."""
-    drawn = make(Case("empty", ((1, 1),)))
+    drawn = make(Case("empty", ((1, 1), (1, 5))))
     lens = torch.tensor([n for _, n in rows], dtype=torch.int32)
     batch = dataclasses.replace(
         drawn.batch,

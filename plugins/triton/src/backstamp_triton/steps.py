@@ -1,7 +1,7 @@
-"""One planned step: what `plan` checks of a batch and what `forward` needs of it.
+"""One planned step: what `forward` needs of a batch, and how a recorded step takes another one.
 
-In: a `Batch` and the request it must fit. Out: a `Step`, or an `UnsupportedBatch`. Everything here reads shapes, types
-and host numbers; it must never read a device value, and launches nothing but the copies `refresh` needs.
+In: a `Batch` that the checks have let through. Out: a `Step`, or an `UnsupportedBatch` where a recorded one cannot take
+it. It must never read a device value, and launches nothing but the copies `refresh` needs.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backstamp.attention import Batch, KVIndex
-from backstamp.errors import UnsupportedBatch
 from backstamp.factories import BuildRequest
+from backstamp.step_checks import IndexForm, refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from backstamp_triton.configs import TileConfig
 
-__all__ = ["Launch", "Step", "check_batch", "refresh", "refuse"]
+__all__ = ["Launch", "Step", "new_step", "refresh"]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one launch shape runs in one step: blocks, programs sharing a tile's keys, tile slots."""
+    """How one launch shape runs in one step: blocks, programs sharing a tile's keys, tile slots.
+
+    `what` says which kernel that is, for the announcement of its compile.
+    """
 
     config: TileConfig
     splits: int
     slots: int
+    what: str
 
 
 @dataclass(slots=True)
@@ -36,60 +40,41 @@ class Step:
 
     Attributes:
         batch: the batch the step was planned with; its tensors are read at every forward and graph replay.
-        index: "page_table", "csr", "indirect", or "ragged" where the batch carries no index.
+        form: the form of index the batch carries.
         page_ids, page_rows: the index's id tensor, and its per-row tensor (offsets or table rows) or None.
         causal: "no", "yes" or "rows". tree: "no" or the tree's kind.
-        one_token: no row holds more than one token.
+        one_token: no row holds more than one token. what: the step's part of a kernel's name.
         launches: launch by layer shape, filled when a shape is first met.
     """
 
     batch: Batch
-    index: str
+    form: IndexForm
     page_ids: Tensor | None
     page_rows: Tensor | None
     causal: str
     tree: str
     one_token: bool
+    what: str
     launches: dict[tuple[int, int, int, int], Launch] = field(default_factory=dict)
 
 
-def refuse(who: str, field_name: str, needed: str, found: str, fix: str = "") -> UnsupportedBatch:
-    """The refusal of one field."""
-    return UnsupportedBatch(who, needed=f"{field_name}: {needed}", found=found, fix=fix)
-
-
-def check_batch(who: str, request: BuildRequest, batch: Batch) -> Step:
-    """Read a batch into a new step.
-
-    Raises an `UnsupportedBatch` for a phase the object was not built for, another page size, a broken index, a tree
-    whose kind or companions the kernel cannot read, or a per-row `causal` that is no tensor of B integers.
-    """
-    if batch.phase not in request.phases:
-        raise refuse(who, "phase", f"one of {', '.join(request.phases)}", batch.phase)
-    form, page_ids, page_rows = _index_form(who, request, batch.index)
+def new_step(batch: Batch, form: IndexForm) -> Step:
+    """Read a checked batch whose index has this form into a new step."""
+    tree = "no" if batch.tree is None else batch.tree.kind
+    causal = "rows"
     if isinstance(batch.causal, bool):
         causal = "yes" if batch.causal else "no"
-    else:
-        if batch.causal.dim() != 1 or batch.causal.shape[0] < batch.num_rows:
-            raise refuse(who, "causal", f"bool or [{batch.num_rows}] i32", f"a tensor {list(batch.causal.shape)}")
-        causal = "rows"
-    tree = "no"
-    if batch.tree is not None:
-        tree = batch.tree.kind
-        if tree not in {"qlen", "full", "packed"}:
-            raise refuse(who, "tree.kind", "qlen, full or packed", repr(tree))
-        if tree != "qlen" and batch.tree.indptr is None:
-            raise refuse(who, "tree.indptr", f"a start per row for kind {tree!r}", "None")
-        if batch.tree.buffer.element_size() != 1:
-            raise refuse(who, "tree.buffer", "bool or uint8", str(batch.tree.buffer.dtype))
-        if tree == "qlen" and (batch.tree.buffer.dim() != 3 or batch.tree.buffer.stride(2) != 1):
-            raise refuse(who, "tree.buffer", "[B, S, S] with dense rows", f"shape {list(batch.tree.buffer.shape)}")
     # a single token sees every key up to itself: neither a tree of one nor the causal rule changes that
     one_token = batch.max_q_len <= 1 and tree == "no"
-    return Step(batch, form, page_ids, page_rows, "no" if one_token else causal, tree, one_token)
+    if one_token:
+        causal = "no"
+    rule = "one token a row" if one_token else f"tree {tree}" if tree != "no" else f"causal {causal}"
+    what = rule if batch.kv_starts is None else f"{rule}, left padding"
+    page_ids, page_rows = _index_tensors(batch.index, form)
+    return Step(batch, form, page_ids, page_rows, causal, tree, one_token, what)
 
 
-def refresh(who: str, state: Step, fresh: Step) -> Step:
+def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
     """Give a step that graphs may have recorded a new batch's values, at the addresses it was planned with.
 
     Tensors the engine keeps at a fixed address are up to date already; any other is copied. Raises an
@@ -99,15 +84,17 @@ def refresh(who: str, state: Step, fresh: Step) -> Step:
     for name, needed, found in (
         ("num_rows", old.num_rows, new.num_rows),
         ("num_tokens", old.num_tokens, new.num_tokens),
-        ("index", state.index, fresh.index),
+        ("index", state.form, fresh.form),
         ("causal", state.causal, fresh.causal),
         ("tree", state.tree, fresh.tree),
         ("kv_starts", old.kv_starts is None, new.kv_starts is None),
     ):
         if needed != found:
-            raise refuse(who, name, f"{needed}, as the recorded step has it", str(found), "Plan a new state")
+            wanted = f"{needed}, as the recorded step has it"
+            raise refusal(request, name, wanted, str(found), phase=new.phase, fix="Plan a new state")
     if new.max_q_len > old.max_q_len:
-        raise refuse(who, "max_q_len", f"at most {old.max_q_len}, as the recorded step has it", str(new.max_q_len))
+        wanted = f"at most {old.max_q_len}, as the recorded step has it"
+        raise refusal(request, "max_q_len", wanted, str(new.max_q_len), phase=new.phase)
     pairs = [
         (old.qo_indptr, new.qo_indptr),
         (old.kv_lens, new.kv_lens),
@@ -122,32 +109,21 @@ def refresh(who: str, state: Step, fresh: Step) -> Step:
     for target, source in pairs:
         if target is None or source is None or target.data_ptr() == source.data_ptr():
             continue
-        _copy_into(who, target, source)
+        _copy_into(request, target, source)
     return state
 
 
-def _index_form(who: str, request: BuildRequest, index: KVIndex) -> tuple[str, Tensor | None, Tensor | None]:
-    given = [
-        name
-        for name in ("page_table", "kv_indptr", "kv_indices", "table", "row_ids")
-        if getattr(index, name) is not None
-    ]
-    if not given:
-        return "ragged", None, None
-    if index.page_size != request.page_size:
-        raise refuse(who, "index.page_size", f"{request.page_size}, as built", str(index.page_size))
-    if index.page_table is not None:
-        return "page_table", index.page_table, None
-    if index.kv_indices is not None and index.kv_indptr is not None:
-        return "csr", index.kv_indices, index.kv_indptr
-    if index.table is not None and index.row_ids is not None:
-        return "indirect", index.table, index.row_ids
-    raise refuse(
-        who, "index", "page_table, kv_indptr with kv_indices, or table with row_ids", f"only {', '.join(given)}"
-    )
+def _index_tensors(index: KVIndex, form: IndexForm) -> tuple[Tensor | None, Tensor | None]:
+    """The tensor of page ids, and the per-row tensor beside it."""
+    if form == "csr":
+        return index.kv_indices, index.kv_indptr
+    if form == "indirect":
+        return index.table, index.row_ids
+    return (index.page_table, None) if form == "page_table" else (None, None)
 
 
-def _copy_into(who: str, target: Tensor, source: Tensor) -> None:
+def _copy_into(request: BuildRequest, target: Tensor, source: Tensor) -> None:
     if target.dim() != source.dim() or any(have < want for have, want in zip(target.shape, source.shape, strict=True)):
-        raise refuse(who, "state", f"room for a tensor {list(source.shape)}", f"a recorded tensor {list(target.shape)}")
+        needed, found = f"room for a tensor {list(source.shape)}", f"a recorded tensor {list(target.shape)}"
+        raise refusal(request, "state", needed, found)
     target[tuple(slice(0, size) for size in source.shape)].copy_(source)
