@@ -14,6 +14,7 @@ from backstamp.testing.reference import reference_attention, relative_error
 from backstamp.testing.requests import request_for
 from backstamp_aiter.backend import build_latent_decode, build_latent_prefill
 from backstamp_aiter.plugin import LATENT_DECODE, LATENT_PREFILL
+from tests.announced import catch_announcements
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.aiter.behave import mla_forward
 
@@ -140,3 +141,12 @@ def test_a_build_that_is_not_declared_is_refused(changes, named):
     """The library has no softcap and no window in MLA."""
     with pytest.raises(UnsupportedBatch, match=f"needs {named}"):
         build(**changes)
+
+
+def test_the_modules_the_library_builds_are_announced_once(library, monkeypatch):
+    """AITER builds a module when a function of it is first called."""
+    announced = catch_announcements(monkeypatch)
+    for backend, phase in ((build(), "decode"), (build(LATENT_PREFILL), "prefill")):
+        for kv_len in (9, 33):
+            run(backend, step([1], [kv_len], phase, page_size=1))
+    assert announced == [("aiter", f"latent {phase} bf16 16 heads") for phase in ("decode", "prefill")]

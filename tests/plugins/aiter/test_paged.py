@@ -14,6 +14,7 @@ from backstamp.testing.reference import reference_attention, relative_error
 from backstamp.testing.requests import request_for
 from backstamp_aiter.backend import build_paged
 from backstamp_aiter.plugin import PAGED
+from tests.announced import catch_announcements
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.aiter.behave import unified_attention
 
@@ -198,3 +199,20 @@ def test_a_build_that_is_not_declared_is_refused_without_the_library(changes, na
     """The library is imported last: there is none here."""
     with pytest.raises(UnsupportedBatch, match=f"needs {named}"):
         build(**changes)
+
+
+def test_each_kernel_the_library_compiles_is_announced_once(library, monkeypatch):
+    """It compiles through Triton at the first call of a kind: layers of another kind and decode are announced apart."""
+    announced = catch_announcements(monkeypatch)
+    backend = build()
+    prefill = make_batch([3, 1], [20, 9], layer=LAYER, dtype=BF16)
+    decode = make_batch([1, 1], [20, 9], layer=LAYER, dtype=BF16, phase="decode")
+    for _ in range(2):
+        run(backend, prefill)
+        run(backend, decode)
+        for layer in ("window", "softcap", "sinks", "alibi"):
+            run(backend, prefill, replace(LAYER, **LAYERS[layer]))
+    begun = "paged bf16 4/2 heads d64"
+    kinds = [f"{begun} ragged rows", f"{begun} one token a row"]
+    kinds += [f"{begun} ragged rows {layer}" for layer in ("window", "softcap", "sinks", "alibi")]
+    assert announced == [("aiter", kind) for kind in kinds]

@@ -11,6 +11,7 @@ from backstamp.testing.reference import reference_attention, relative_error
 from backstamp.testing.requests import request_for
 from backstamp_cpu.backend import build_flex_attention
 from backstamp_cpu.plugin import FLEX_CPU
+from tests.announced import catch_announcements
 
 REQUEST = request_for(FLEX_CPU, phases=("prefill", "decode", "verify"))
 
@@ -34,3 +35,15 @@ def test_steps_of_new_sizes_reuse_a_handful_of_graphs():
     # tests of this process may have compiled some of the four already
     assert counters["stats"]["unique_graphs"] >= 4
     assert counters["stats"]["unique_graphs"] - before <= 6
+
+
+def test_each_compiled_function_is_announced_once(monkeypatch):
+    """By layer shape and kind of view; steps of other sizes say nothing."""
+    announced = catch_announcements(monkeypatch)
+    backend = build_flex_attention(REQUEST).backend
+    for q_lens, kv_lens in (([30], [40]), ([31], [50]), ([1, 1], [9, 12]), ([30], [40]), ([1, 1, 1], [9, 8, 12])):
+        step = make_batch(q_lens, kv_lens)
+        backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
+    layer = step.layer
+    shape = f"torch.float32 {layer.num_qo_heads}/{layer.num_kv_heads} heads d{layer.head_dim}x{layer.v_head_dim}"
+    assert announced == [("flex_attention", f"{shape} bounds {rows}") for rows in ("flat", "padded")]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import Announcer
 from backstamp.step_checks import IndexForm, check_batch, check_call, refusal
 
 __all__ = ["LatentAttention", "LatentRows", "LatentStep"]
@@ -61,6 +62,7 @@ class LatentAttention:
     ) -> None:
         self._request = request
         self._attend = attend
+        self._compiles = Announcer("aiter")
 
     def plan(self, batch: Batch, *, state: LatentStep | None = None, capture: bool = False) -> LatentStep:
         """Find the rows to attend and their slots, from the host lengths.
@@ -111,7 +113,9 @@ class LatentAttention:
         answer = out[rows.tokens] if in_place else q.new_empty(shape)
         if queries.shape[0] < batch.num_tokens:
             out.zero_()
-        self._attend(queries, kv.k.view(-1, 1, 1, layer.head_dim), answer, rows, layer.scale)
+        # its modules are built when a function of theirs is first called
+        with self._compiles.first("latent", batch.phase, self._request.dtype, layer.num_qo_heads, "heads"):
+            self._attend(queries, kv.k.view(-1, 1, 1, layer.head_dim), answer, rows, layer.scale)
         if not in_place:
             out[rows.tokens] = answer
         return out

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.jit_notice import Announcer
 from backstamp.step_checks import check_batch, check_call
 
 __all__ = ["PagedAttention", "PagedStep"]
@@ -33,6 +34,7 @@ class PagedAttention:
     def __init__(self, request: BuildRequest, unified_attention: Callable[..., Tensor]) -> None:
         self._request = request
         self._unified_attention = unified_attention
+        self._compiles = Announcer("aiter")
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Nothing to allocate: a step refers to the batch's own tensors."""
@@ -81,29 +83,44 @@ class PagedAttention:
             return out
         assert kv is not None, "check_call refuses a step without a cache"
         assert kv.v is not None
-        self._unified_attention(
-            q=q[:tokens],
-            k=kv.k,
-            v=kv.v,
-            out=out[:tokens],
-            cu_seqlens_q=batch.qo_indptr[: rows + 1],
-            max_seqlen_q=state.max_q_len,
-            # the library takes the number of rows from this tensor's length
-            seqused_k=batch.kv_lens[:rows],
-            max_seqlen_k=batch.max_kv_len,
-            softmax_scale=layer.scale,
-            causal=True,
-            # keys before self and after it; (-1, -1) is no window
-            window_size=(-1, -1) if layer.window_left < 0 else (layer.window_left, 0),
-            block_table=batch.index.page_table,
-            softcap=layer.softcap,
-            q_descale=None,
-            k_descale=None,
-            v_descale=None,
-            alibi_slopes=layer.alibi,
-            sinks=layer.sinks,
-        )
+        with self._compiles.first(*_variant(self._request, layer, state)):
+            self._unified_attention(
+                q=q[:tokens],
+                k=kv.k,
+                v=kv.v,
+                out=out[:tokens],
+                cu_seqlens_q=batch.qo_indptr[: rows + 1],
+                max_seqlen_q=state.max_q_len,
+                # the library takes the number of rows from this tensor's length
+                seqused_k=batch.kv_lens[:rows],
+                max_seqlen_k=batch.max_kv_len,
+                softmax_scale=layer.scale,
+                causal=True,
+                # keys before self and after it; (-1, -1) is no window
+                window_size=(-1, -1) if layer.window_left < 0 else (layer.window_left, 0),
+                block_table=batch.index.page_table,
+                softcap=layer.softcap,
+                q_descale=None,
+                k_descale=None,
+                v_descale=None,
+                alibi_slopes=layer.alibi,
+                sinks=layer.sinks,
+            )
         return out
+
+
+def _variant(request: BuildRequest, layer: LayerSpec, state: PagedStep) -> tuple[object, ...]:
+    """What decides which of the library's Triton kernels a call compiles, in words for the announcement."""
+    return (
+        "paged",
+        request.dtype,
+        f"{layer.num_qo_heads}/{layer.num_kv_heads} heads d{layer.head_dim}",
+        "one token a row" if state.max_q_len == 1 else "ragged rows",
+        "window" if layer.window_left >= 0 else "",
+        "softcap" if layer.softcap else "",
+        "sinks" if layer.sinks is not None else "",
+        "alibi" if layer.alibi is not None else "",
+    )
 
 
 def _tokens(batch: Batch, capture: bool) -> int:

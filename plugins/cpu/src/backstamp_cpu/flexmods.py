@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
+from backstamp.jit_notice import Announcer
+
 __all__ = ["Blocks", "Call", "blocks_of_bounds", "blocks_of_mask", "compiled_call"]
 
 #: Tokens a side of a mask block; the default of `flex_attention`, which its kernels' tiles divide.
@@ -50,7 +52,20 @@ def compiled_call(device: torch.device) -> Call:
     """
     own = types.FunctionType(_call.__code__.replace(), globals(), "flex_call")
     backend = "eager" if device.type == "cpu" else "inductor"
-    return torch.compile(own, backend=backend, dynamic=True, fullgraph=True)
+    compiled: Call = torch.compile(own, backend=backend, dynamic=True, fullgraph=True)
+    announcer = Announcer("flex_attention")
+
+    def call(
+        q: Tensor, k: Tensor, v: Tensor, blocks: Blocks, scale: float, softcap: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        heads, dims = f"{q.shape[1]}/{k.shape[1]} heads", f"d{q.shape[3]}x{v.shape[3]}"
+        rule = "bounds" if blocks.mask is None else "mask"
+        # compiled when it is first called, for sizes that may change from then on; but for one row apart from more
+        rows = "flat" if q.shape[0] == 1 else "padded"
+        with announcer.first(q.dtype, heads, dims, rule, rows, "" if softcap is None else "softcap"):
+            return compiled(q, k, v, blocks, scale, softcap)
+
+    return call
 
 
 def blocks_of_bounds(first: Tensor, last: Tensor, num_keys: int) -> Blocks:

@@ -94,9 +94,9 @@ class FlaPrefill:
         if total == 0:
             return out
         ready = computed_gates(gates)
-        initial = load_states(pool.ssm, slots, batch.has_state, batch.num_rows)
         what = f"{self._request.family} prefill {self._request.dtype} d{layer.head_dim}/{layer.v_head_dim}"
         with torch.no_grad(), compiling("triton", what):
+            initial = load_states(pool.ssm, slots, batch.has_state, batch.num_rows)
             answer, final = self._chunked(
                 q=q[None, :total],
                 k=k[None, :total],
@@ -112,8 +112,8 @@ class FlaPrefill:
                 cu_seqlens=state.cu_seqlens,
                 cu_seqlens_cpu=state.cu_seqlens_cpu,
             )
-        out[:total] = answer[0]
-        store_states(final, pool.ssm, slots, batch.qo_indptr)
+            out[:total] = answer[0]
+            store_states(final, pool.ssm, slots, batch.qo_indptr)
         return out
 
 
