@@ -79,6 +79,7 @@ class FakeLibrary:
             return None if name == "__init__" else answer
 
         call.__name__ = name
+        call.__signature__ = signature
         setattr(owner, name, call)
 
     def _module(self, name: str) -> ModuleType:

@@ -13,6 +13,7 @@ from backstamp.declarations import PHASES
 from backstamp.declared import Declared, declared_from_json, declared_to_json
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts
+from backstamp.errors import NotInstalled
 from backstamp.factories import Built
 from backstamp.launch import Requests, make_launch
 from backstamp.linear import LinearAttnBackends
@@ -27,6 +28,13 @@ from tests.models import config
 
 OFFERS = backstamp_offers()
 rows = pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: offer.factory.split(":")[1])
+
+
+def build(offer):
+    """What the row's factory answers."""
+    module, name = offer.factory.split(":")
+    kernels = LinearAttnBackends("ascend", "ascend", "ascend")
+    return vars(import_module(module))[name](request_for(offer, linear_attn_backends=kernels))
 
 
 def test_declarations_import_neither_torch_nor_the_library():
@@ -50,9 +58,7 @@ def test_the_declarations_are_sound_and_survive_their_json():
 def test_every_factory_builds_its_kernel(offer, monkeypatch):
     """The path of each row leads to a callable that answers the row's name."""
     FakeLibrary("torch-npu", monkeypatch)
-    module, name = offer.factory.split(":")
-    kernels = LinearAttnBackends("ascend", "ascend", "ascend")
-    built = vars(import_module(module))[name](request_for(offer, linear_attn_backends=kernels))
+    built = build(offer)
     assert isinstance(built, Built)
     assert built.kernel == offer.kernel == "ascend"
     assert callable(built.backend.plan)
@@ -108,3 +114,31 @@ def test_the_linear_rows_serve_targets_in_one_order_of_states():
     assert [offer.phases for offer in linear] == [{"decode", "verify"}, {"prefill"}]
     assert {offer.state_layouts for offer in linear} == {("vk",)}
     assert {offer.all_phases - offer.phases for offer in linear} == {frozenset()}
+
+
+def distributions(folder, **versions):
+    """Metadata of distributions, as an installer leaves it."""
+    for name, version in versions.items():
+        there = folder / f"{name}-{version}.dist-info"
+        there.mkdir()
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (there / "METADATA").write_text(text, "utf-8")
+
+
+@rows
+def test_a_torch_of_another_minor_is_refused_before_the_library_is_imported(offer, monkeypatch, tmp_path):
+    """The wheels pin their torch; beside another they fail in the loader."""
+    distributions(tmp_path, torch_npu="2.12.0.post3", torch="2.13.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    with pytest.raises(NotInstalled, match=r"needs torch 2\.12 beside torch-npu 2\.12\.0\.post3.*got torch 2\.13\.0"):
+        build(offer)
+
+
+@rows
+def test_a_torch_of_its_own_minor_will_do(offer, monkeypatch, tmp_path):
+    """Post releases and local labels of either are the same minor."""
+    distributions(tmp_path, torch_npu="2.12.0.post3", torch="2.12.1+cpu")
+    monkeypatch.syspath_prepend(tmp_path)
+    FakeLibrary("torch-npu", monkeypatch)
+    assert build(offer).kernel == "ascend"

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from backstamp.errors import UnsupportedBatch
+from backstamp.errors import NotInstalled, UnsupportedBatch
 from backstamp.testing.requests import request_for
 from backstamp.testing.sparse_reference import reference_compressed
 from backstamp_dsa.plugin import DSV4_NPU
@@ -89,8 +89,9 @@ def operators():
 
 @pytest.fixture
 def npu(operators, monkeypatch):
-    """The device's package, which is imported to register it, and our module over it."""
-    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    """The packages that are imported to register the device and the operators, and our module over them."""
+    for module in ("torch_npu", "custom_ops"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
     monkeypatch.delitem(sys.modules, "backstamp_dsa.csa_npu", raising=False)
     from backstamp_dsa.backend import build_dsv4_npu
 
@@ -129,3 +130,11 @@ def test_a_step_without_tokens_calls_nothing(npu):
     step, _ = drawn((), None, page=PAGE)
     backend = npu(step)
     assert backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch)).shape == (0, 16, 512)
+
+
+def test_without_the_package_of_the_operators_nothing_is_built(npu, monkeypatch):
+    """The reason is the package, not the first call."""
+    monkeypatch.setitem(sys.modules, "custom_ops", None)
+    step, _ = drawn(**CASES["window-alone"], page=PAGE)
+    with pytest.raises(NotInstalled, match=r"needs the operators torch\.ops\.custom\..*custom_ops does not import"):
+        npu(step)

@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from backstamp.declarations import PHASES
-from backstamp.errors import UnsupportedBatch
+from backstamp.errors import NotInstalled, UnsupportedBatch
 from backstamp.testing.batches import make_tree
 from backstamp.testing.requests import request_for
 from backstamp_dsa.configs import SHARED_BYTES
-from backstamp_dsa.plugin import backstamp_aliases, backstamp_offers
+from backstamp_dsa.plugin import DSV4_NPU, DSV4_ROCM, backstamp_aliases, backstamp_offers
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.dsa.cases import dsa_layer, latent_step
 from tests.plugins.dsa.flash_mla import install
+from tests.plugins.dsa.test_npu import ATTEND, METADATA
 
 OFFERS = backstamp_offers()
 LIBRARIES = Path(__file__).parents[2] / "libraries"
@@ -39,7 +40,13 @@ def libraries(monkeypatch):
         monkeypatch.delitem(sys.modules, f"backstamp_dsa.{module}", raising=False)
     install(monkeypatch)
     FakeLibrary("amd-aiter-dsv4", monkeypatch)
-    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    for module in ("torch_npu", "custom_ops"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    operators = torch.library.Library("custom", "FRAGMENT")
+    for schema in (METADATA, ATTEND):
+        operators.define(schema)
+    yield
+    operators._destroy()
 
 
 def layer_of(offer):
@@ -166,3 +173,23 @@ def test_the_old_name_is_a_deprecated_alias():
     """`nsa` is `dsa`, and says so."""
     (alias,) = backstamp_aliases()
     assert (alias.key, alias.kernels, alias.deprecated) == ("nsa", ("dsa",), "dsa")
+
+
+def test_a_package_of_operators_without_ours_is_no_package(monkeypatch):
+    """Its version says nothing about what it holds."""
+    monkeypatch.delitem(sys.modules, "backstamp_dsa.csa_npu", raising=False)
+    for module in ("torch_npu", "custom_ops"):
+        monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    with pytest.raises(NotInstalled, match="custom_ops without npu_sparse_attn_sharedkv and"):
+        built(DSV4_NPU)
+
+
+def test_an_amd_aiter_without_a_second_cache_is_refused(libraries, monkeypatch):
+    """The function is older than the argument: without this, the first layer with compressed entries would fail."""
+
+    def older(q, unified_kv, kv_indices, kv_indptr, attn_sink, softmax_scale, kv_splits=None):
+        raise AssertionError("called")
+
+    monkeypatch.setattr(sys.modules["aiter.ops.triton.attention.pa_decode_sparse"], "pa_decode_sparse", older)
+    with pytest.raises(NotInstalled, match=r"needs an amd-aiter whose pa_decode_sparse takes extra_cache"):
+        built(DSV4_ROCM)

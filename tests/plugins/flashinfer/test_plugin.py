@@ -31,7 +31,7 @@ from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, draw, request_o
 ROWS = backstamp_offers()
 
 
-@pytest.mark.parametrize("offer", ROWS, ids=["mha", "mha-sinks", "mla"])
+@pytest.mark.parametrize("offer", ROWS, ids=["mha", "mha-sinks", "mla", "mha-thor", "mha-sinks-thor", "mla-thor"])
 def test_every_row_is_built_by_its_factory(library: FakeLibrary, offer: Offer) -> None:
     """The factory answers the row's own kernel name."""
     module, _, name = offer.factory.partition(":")

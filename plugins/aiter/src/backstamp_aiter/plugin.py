@@ -22,6 +22,8 @@ PAGED = Offer(
     # the chips its configurations and our caller know; RDNA lacks the registers and shared memory they ask for
     # Source: SGLang 0.5.23, aiter_backend.py; ROCm/aiter issue 5229
     archs=("gfx942", "gfx950"),
+    # the oldest ROCm a released wheel was built for. Source: ROCm/aiter, releases v0.1.14.post1 to v0.1.27
+    runtimes=("rocm>=7.0",),
     # the first release read to have the module under this path with `sinks`
     # Source: vllm-project/vllm pull request 43817
     requires=("amd-aiter>=0.1.14",),

@@ -5,6 +5,10 @@ A factory holds the request against its row first, so that a refusal needs no li
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+
+from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest, Built
 from backstamp.linear_checks import check_linear_build, linear_refusal
 from backstamp.step_checks import check_build, refusal
@@ -49,10 +53,7 @@ def build_latent(request: BuildRequest) -> Built:
         if layer.num_qo_heads not in LATENT_HEADS:
             needed = f"one of {', '.join(map(str, LATENT_HEADS))}"
             raise refusal(request, "num_qo_heads", needed, f"{layer.num_qo_heads} in layer {layer.layer_id}")
-    # imported here: it loads the driver, and a described host has none
-    import torch_npu
-
-    return Built("ascend", LatentAttention(request, torch_npu.npu_fused_infer_attention_score_v2))
+    return Built("ascend", LatentAttention(request, _torch_npu(request).npu_fused_infer_attention_score_v2))
 
 
 def build_delta_rows(request: BuildRequest) -> Built:
@@ -63,9 +64,7 @@ def build_delta_rows(request: BuildRequest) -> Built:
         UnsupportedBatch: what the row does not declare, or more heads than the library takes.
     """
     _check_delta(request, most_heads=256)
-    import torch_npu
-
-    return Built("ascend", DeltaRows(request, torch_npu.npu_recurrent_gated_delta_rule))
+    return Built("ascend", DeltaRows(request, _torch_npu(request).npu_recurrent_gated_delta_rule))
 
 
 def build_delta_prefill(request: BuildRequest) -> Built:
@@ -75,9 +74,7 @@ def build_delta_prefill(request: BuildRequest) -> Built:
         Unstamped, UnsupportedBatch: as `build_delta_rows`.
     """
     _check_delta(request, most_heads=64)
-    import torch_npu
-
-    return Built("ascend", DeltaPrefill(request, torch_npu.npu_chunk_gated_delta_rule))
+    return Built("ascend", DeltaPrefill(request, _torch_npu(request).npu_chunk_gated_delta_rule))
 
 
 def _check_delta(request: BuildRequest, most_heads: int) -> None:
@@ -93,9 +90,9 @@ def _check_delta(request: BuildRequest, most_heads: int) -> None:
 def _build_paged(request: BuildRequest, *, packed: bool) -> Built:
     check_build(request)
     _check_heads(request)
-    import torch_npu
-
-    return Built("ascend", PagedAttention(request, torch_npu.npu_fused_infer_attention_score_v2, packed=packed))
+    return Built(
+        "ascend", PagedAttention(request, _torch_npu(request).npu_fused_infer_attention_score_v2, packed=packed)
+    )
 
 
 def _check_heads(request: BuildRequest) -> None:
@@ -110,3 +107,30 @@ def _check_heads(request: BuildRequest) -> None:
         ):
             if found > most:
                 raise refusal(request, field, f"at most {most}", f"{found} in layer {layer.layer_id}")
+
+
+def _torch_npu(request: BuildRequest) -> ModuleType:
+    """The library, imported beside the torch it was built for: another fails in the loader, or later.
+
+    Source: its wheels' metadata, "Requires-Dist: torch==2.14.0.*", "torch ==2.11.0+cpu".
+    """
+    try:
+        library, torch = version("torch-npu"), version("torch")
+    except PackageNotFoundError:
+        # without metadata nothing says what it was built for
+        library = torch = ""
+    if _minor(library) != _minor(torch):
+        raise NotInstalled(
+            f"kernel {request.kernel!r} on {request.device}",
+            needed=f"torch {_minor(library)} beside torch-npu {library}",
+            found=f"torch {torch}",
+            fix=f"Install torch-npu {_minor(torch)}, or the torch that torch-npu was built for",
+        )
+    # imported here: it loads the driver, and a described host has none
+    import torch_npu
+
+    return torch_npu
+
+
+def _minor(text: str) -> str:
+    return ".".join(text.split(".")[:2])

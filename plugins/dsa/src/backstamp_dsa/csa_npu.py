@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch_npu  # noqa: F401  registers the device; the operators come from its custom-operator package
+import torch_npu  # noqa: F401  registers the device
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
+from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_call, refusal
 from backstamp_dsa.csa import compress_rate, sinks_of
@@ -25,6 +26,7 @@ __all__ = ["AscendStep", "AscendV4"]
 
 #: Mask modes of the operators: a causal window over plain entries, causal over compressed ones.
 _WINDOW_MASK, _CAUSAL_MASK = 4, 3
+_OPERATORS = ("npu_sparse_attn_sharedkv", "npu_sparse_attn_sharedkv_metadata")
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class AscendV4:
     """The attention object of kernel `dsv4` on an Ascend NPU; the operator chooses a window's entries itself."""
 
     def __init__(self, request: BuildRequest) -> None:
+        _load_operators(request)
         self.index_space = INDEX_SPACE
         self._request = request
         self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
@@ -136,3 +139,24 @@ class AscendV4:
                 **chosen,
             )
         return state.metadata[key]
+
+
+def _load_operators(request: BuildRequest) -> None:
+    """Import the package that registers the operators; one without them is as good as none."""
+    try:
+        # Source: SGLang 0.5.23, hardware_backend/npu/utils.py:211
+        import custom_ops  # noqa: F401
+    except ImportError as cause:
+        raise _lacking(request, f"custom_ops does not import: {cause}") from cause
+    missing = [name for name in _OPERATORS if not hasattr(torch.ops.custom, name)]
+    if missing:
+        raise _lacking(request, f"custom_ops without {' and '.join(missing)}")
+
+
+def _lacking(request: BuildRequest, found: str) -> NotInstalled:
+    return NotInstalled(
+        f"attention kernel {request.kernel!r} on {request.device}",
+        needed=f"the operators torch.ops.custom.{' and '.join(_OPERATORS)}",
+        found=found,
+        fix="Install the custom_ops wheel and the CANN operators it calls, from the releases of sgl-kernel-npu",
+    )

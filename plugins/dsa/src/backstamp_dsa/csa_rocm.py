@@ -7,11 +7,14 @@ the slots. Not yet run on hardware.
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from aiter.ops.triton.attention.pa_decode_sparse import pa_decode_sparse
 from torch import Tensor
 
 from backstamp.attention import LayerSpec, PagedKV
+from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.queries import store_answer
@@ -25,6 +28,14 @@ class AiterV4:
     """`pa_decode_sparse` over a window's cache and a compressed one, plain or packed, one row of slots a token."""
 
     def __init__(self, request: BuildRequest) -> None:
+        # the function is older than its second cache
+        if "extra_cache" not in inspect.signature(pa_decode_sparse).parameters:
+            raise NotInstalled(
+                f"attention kernel {request.kernel!r} on {request.device}",
+                needed="an amd-aiter whose pa_decode_sparse takes extra_cache",
+                found="one that does not",
+                fix="Install a newer amd-aiter",
+            )
         self._request = request
         self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
 

@@ -17,6 +17,8 @@ __all__ = ["backstamp_aliases", "backstamp_offers"]
 FLASH_MLA = "sgl-flash-mla>=1.0"
 # its stable-ABI images load beside any torch of 2.10 or newer (its README); slots are found by a Triton kernel
 LIBRARY = (FLASH_MLA, "torch>=2.11", "triton>=3.6")
+# both of its images need libcudart.so.13 (readelf -d cuda.abi3.so, _C_legacy.abi3.so)
+CUDA_13 = ("cuda>=13.0,<14",)
 # what the portable kernels were compiled and run with: the interpreter and ahead-of-time tests
 TRITON = ("triton>=3.6", "torch>=2.11")
 # what an operator may ask of dsa's insides, in the values of SGLang 0.5.23 (arg_groups/fields/exec_.py:299,341) that
@@ -30,6 +32,7 @@ FLASHMLA = Offer(
     device="cuda",
     # csrc/api/dense_decode.cpp: "Dense decode MLA is only supported on SM90a architecture"
     archs=("9.0",),
+    runtimes=CUDA_13,
     phases=frozenset({"prefill", "decode", "verify"}),
     # the wheel holds both: run_flash_splitkv_mla_kernel<half_t | bfloat16_t, 576 | 512>
     dtypes=frozenset({"bf16", "fp16"}),
@@ -57,6 +60,7 @@ DSA_ROWS = Offer(
     device="cuda",
     # images in the wheel: sm_90a, sm_100a, sm_103a; csrc/api/sparse_prefill.cpp takes SM90a and SM100f
     archs=("9.0", "10.0", "10.3"),
+    runtimes=CUDA_13,
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"bf16"}),
     head_dims=((576, 512),),
@@ -92,6 +96,7 @@ DSA_TRITON = replace(
     archs=("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
     # compiled on the host it runs on, for that host's chip
     forward_archs="any",
+    runtimes=(),
     dtypes=frozenset({"bf16", "fp16", "fp32"}),
     priority=40,
     requires=TRITON,
@@ -123,15 +128,19 @@ DSV4_CUDA_PACKED = replace(
     kv_dtype_names={"fp8_e4m3": "fp8_dsv4", "fp8": "fp8_dsv4", "fp8_dsv4": "fp8_dsv4"},
     layouts=("fp8_dsv4",),
 )
-# from a caller, not from the library: SGLang 0.5.23, hip_flash_mla.py:132; a released amd-aiter does not have it yet
+# from a caller, not from the library: SGLang 0.5.23, hip_flash_mla.py:132
 DSV4_ROCM = replace(
     DSV4_CUDA,
     factory="backstamp_dsa.backend:build_dsv4_rocm",
     device="rocm",
     # hip_flash_mla.py:174: aiter_sparse needs gfx950
     archs=("gfx950",),
+    # the oldest ROCm a released wheel was built for. Source: ROCm/aiter, releases v0.1.14.post1 to v0.1.27
+    runtimes=("rocm>=7.0",),
     graph="never",
-    requires=("amd-aiter>0.1.7.post2", "torch>=2.11", "triton>=3.6"),
+    # 0.1.19 is the newest release known to lack the gfx950 kernel (vllm-project/vllm 41820, 14 August 2026); which one
+    # took a second cache first was not read, so the factory looks at what is installed
+    requires=("amd-aiter>0.1.19", "torch>=2.11", "triton>=3.6"),
 )
 DSV4_ROCM_PACKED = replace(
     DSV4_ROCM,
@@ -145,12 +154,15 @@ DSV4_NPU = replace(
     factory="backstamp_dsa.backend:build_dsv4_npu",
     device="npu",
     archs=("ascend910b",),
+    runtimes=(),
     # c128 pages hold a multiple of 16 entries (dsv4_memory_pool.py:273), and pages are shared: 16 * 128
     page_sizes=PageSizes(preferred=2048, multiple_of=2048),
     index_forms=frozenset({"page_table"}),
     graph="never",
     plan="host",
-    requires=("torch-npu>=2.11", "torch>=2.11"),
+    # the operators are a wheel of their own, custom_ops-1.0, on no index, over a CANN package without a distribution
+    # Source: SGLang 0.5.23, hardware_backend/npu/utils.py:211; its scripts/ci/npu/npu_ci_install_dependency.sh
+    requires=("torch-npu>=2.11", "custom-ops>=1.0", "torch>=2.11"),
 )
 
 

@@ -143,6 +143,8 @@ FA4_HOPPER = Offer(
     family="mha",
     device="cuda",
     archs=("9.0",),
+    # nvidia-cutlass-dsl 4.8, "CUDA Toolkit 12.9 or CUDA Toolkit 13.4": its quick start guide; 10.3 begins there too
+    runtimes=("cuda>=12.9",),
     requires=("tokenspeed-fa4>=4.0.0.post20260923", "nvidia-cutlass-dsl>=4.8", "torch>=2.11"),
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"fp16", "bf16"}),

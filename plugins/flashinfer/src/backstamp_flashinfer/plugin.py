@@ -20,7 +20,9 @@ MHA = Offer(
     device="cuda",
     # the FA2 templates that every chip runs need SM80; each image is compiled for the chip it runs on.
     # Source: flashinfer 0.7.4 jit/attention/modules.py:_fa2_head_dim_nvcc_flags, compilation_context.py
-    archs=("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"),
+    archs=("8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"),
+    # "Supported CUDA Versions: 12.9, 13.0, and 13.4", which no arch above exceeds. Source: its README
+    runtimes=("cuda>=12.9",),
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"fp16", "bf16"}),
     # what the library builds ahead of time for both of its backends. Source: aot.py:get_default_config
@@ -67,10 +69,15 @@ MLA = replace(
 )
 
 
+ROWS = (MHA, MHA_SINKS, MLA)
+# Thor is 11.0 from CUDA 13.0 on; before, nvcc called it 10.1. Source: CUDA 13.0 release notes
+THOR = tuple(replace(row, archs=("11.0",), runtimes=("cuda>=13.0",)) for row in ROWS)
+
+
 @hookimpl
 def backstamp_offers() -> tuple[Offer, ...]:
     """The rows of the kernel `flashinfer`."""
-    return (MHA, MHA_SINKS, MLA)
+    return (*ROWS, *THOR)
 
 
 @hookimpl

@@ -18,6 +18,9 @@ FLASHINFER = "flashinfer-python>=0.7.4,<0.8"
 TOKENSPEED = "tokenspeed-mla>=2.0.4,<3"
 # Source: flashinfer/jit/cubin_loader.py and env.py refuse prebuilt kernels of another version
 COMPANIONS = ("flashinfer-cubin", "flashinfer-jit-cache")
+# "Supported CUDA Versions: 12.9, 13.0, and 13.4", which no arch below exceeds. Source: flashinfer's README. The CuTe
+# DSL of tokenspeed-mla begins at 12.9 too. Source: its quick start guide, "CUDA Toolkit 12.9 or CUDA Toolkit 13.4"
+CUDA = ("cuda>=12.9",)
 FP8_NAMES = {"fp8": "e4m3fn", "fp8_e4m3": "e4m3fn"}
 BLACKWELL = ("10.0", "10.3")
 
@@ -28,7 +31,7 @@ TRTLLM_MHA = Offer(
     device="cuda",
     # Source: decode.py, `backend == "auto"`: trtllm-gen is what major version 10 gets; 12 and 9 get XQA
     archs=BLACKWELL,
-    runtimes=("cuda>=12.8",),
+    runtimes=CUDA,
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"bf16", "fp16"}),
     head_dims=(64, 128, 256),
@@ -67,6 +70,7 @@ XQA = Offer(
     device="cuda",
     # Source: xqa.py, "XQA is only supported on SM90, SM100, SM120/SM121"; on SM100 the kernel is trtllm_mha
     archs=("9.0", "12.0", "12.1"),
+    runtimes=CUDA,
     phases=frozenset({"decode", "verify"}),
     # ragged queries under a draft mask (`q_cu_seq_lens`), so it extends drafts too; it has no prefill
     draft_phases=frozenset({"draft_decode", "draft_extend"}),
@@ -107,6 +111,7 @@ FMHA_V2 = Offer(
     device="cuda",
     # Source: jit/attention/modules.py, gen_fmha_v2_module: supported_major_versions=[9, 12]
     archs=("9.0", "12.0", "12.1"),
+    runtimes=CUDA,
     phases=frozenset({"prefill"}),
     draft_phases=frozenset(),
     # Source: fmha_v2_run.cu: fp16 kernels accumulate in fp16, so they are not declared
