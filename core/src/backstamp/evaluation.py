@@ -29,6 +29,7 @@ __all__ = [
     "evaluate",
     "evaluate_phase",
     "installed_reasons",
+    "row_reasons",
 ]
 
 
@@ -132,6 +133,10 @@ def all_reasons(answer: Answer, needs: PhaseNeeds) -> Mapping[str, Reasons]:
             found = _reasons_of(answer, needs, name, at, checks)
             if name not in nearest or found.distance < nearest[name].distance:
                 nearest[name] = found
+        verdicts = nearest[name].verdicts
+        if verdicts and verdicts[0].code == "device":
+            # then no row is for this kind of device, and all the kinds there are rows for are named
+            nearest[name] = nearest[name]._replace(verdicts=(answer.slot_index.settled[name], *verdicts[1:]))
     return nearest
 
 
@@ -140,10 +145,18 @@ def installed_reasons(answer: Answer, needs: PhaseNeeds, kernel: str) -> list[Re
 
     .. versionadded:: 0.2
     """
-    index, checks = answer.slot_index, _every_check(answer, needs)
-    rows = bits_of(index.kernels.get(kernel, 0))
-    there = [at for at in rows if (library := index.rows[at].library) is not None and library.version is not None]
-    return [_reasons_of(answer, needs, kernel, at, checks) for at in there]
+    found = row_reasons(answer, needs, kernel)
+    return [of for of in found if of.row.library is not None and of.row.library.version is not None]
+
+
+def row_reasons(answer: Answer, needs: PhaseNeeds, kernel: str) -> list[Reasons]:
+    """Of one kernel every row, with all that keeps it from serving.
+
+    .. versionadded:: 0.2
+    """
+    checks = _every_check(answer, needs)
+    rows = bits_of(answer.slot_index.kernels.get(kernel, 0))
+    return [_reasons_of(answer, needs, kernel, at, checks) for at in rows]
 
 
 def _every_check(answer: Answer, needs: PhaseNeeds) -> list[tuple[str, int]]:

@@ -42,7 +42,7 @@ def kernels_of(facts: Facts, table: Table, key: str, who: str) -> tuple[tuple[st
     kernels = alias.for_phase(table.phase)
     if not kernels:
         none = Verdict(alias.key, False, "phase", "by_phase", f"a key for {table.phase}", "none listed")
-        raise refused_key(facts.host, table, key, who, (none,))
+        raise refused_key(facts, table, key, who, (none,))
     foreign = foreign_kernels(facts, table, row)
     if foreign and ":" not in key:
         raise foreign_alias(who, row, foreign)

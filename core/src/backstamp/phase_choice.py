@@ -150,7 +150,9 @@ class PhaseWork:
             BackstampError: nothing serves, with every reason.
         """
         table = self._table(phase, self.main, self.common)
-        who = f"{phase.replace('_', ' ')} attention backend"
+        # a draft has a prefill of its own
+        draft = "draft " if self.facts.role == "draft" and not phase.startswith("draft") else ""
+        who = f"{draft}{phase.replace('_', ' ')} attention backend"
         request = self._own(phase)
         if request is not None:
             yield from self._bind(request, table, who)
@@ -222,7 +224,7 @@ class PhaseWork:
             ways += [] if chosen.free else list(of_part.all_parts(part.row.name, ~exact))
             if not ways:
                 verdict = of_part.verdicts[part.row.name]
-                raise refused_key(self.facts.host, of_part, part.row.name, who, (not_picked(verdict, part.row),))
+                raise refused_key(self.facts, of_part, part.row.name, who, (not_picked(verdict, part.row),))
             found.append(ways)
         joined = (tuple(part for way in ways for part in way) for ways in itertools.product(*found))
         return (Choice(chosen.kernel, parts, "follows", source) for parts in joined)

@@ -70,7 +70,7 @@ def in_order(
         if not verdict.accepted:
             passed.append(verdict)
             if verdict.code in INSTALLATION - {"not_installed"}:
-                raise refused_key(facts.host, table, name, who, tuple(passed))
+                raise refused_key(facts, table, name, who, tuple(passed))
         elif _distribution(table, name) not in facts.launch.policy.deny:
             warnings = [
                 Warn("lost", f"{who}: {name} binds; passed over {item.kernel}, {_why(item)}")

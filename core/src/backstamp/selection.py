@@ -209,7 +209,7 @@ def bind_key(facts: Facts, table: Table, key: str, who: str, source: str, kind: 
         passed.append(verdict)
         if verdict.code in INSTALLATION:
             break
-    raise refused_key(facts.host, table, key, who, tuple(passed))
+    raise refused_key(facts, table, key, who, tuple(passed))
 
 
 def _missing(facts: Facts, table: Table, kernel: str, who: str) -> Verdict:
