@@ -270,6 +270,50 @@ def test_a_kernel_of_the_other_slot_is_told(tmp_path: Path) -> None:
     assert "exists in the attention slot" in err
 
 
+def test_known_keys_are_listed_whole() -> None:
+    """A typo is answered with every key there is, the last ones of the alphabet too."""
+    status, _, err = backstamp("resolve", "--host", "h100", "--attention-backend", "flashinfr")
+    assert status == 1
+    assert "xqa (backstamp-trtllm)" in " ".join(err.split())
+
+
+def linear_rows(text: str) -> dict[str, list[str]]:
+    """The rows of the linear slot in a table, by phase."""
+    rows = [line.split() for line in text.splitlines() if line.startswith("linear ")]
+    return {phase: cells for _, phase, *cells in rows}
+
+
+@pytest.mark.parametrize("speculation", [(), ("--speculative-algorithm", "EAGLE")], ids=["plain", "eagle"])
+def test_the_linear_slot_is_told_for_the_phases_it_runs(speculation: tuple[str, ...]) -> None:
+    """A plan says its libraries, a build its stamps, an explanation why; nothing is said of a verify nobody runs."""
+    flags = ("--host", "h100", "--model", str(MODELS / "hybrid.json"), *speculation)
+    phases = {"decode", "prefill", *(("verify",) if speculation else ())}
+    told = linear_rows(backstamp("resolve", *flags, columns=120)[1])
+    assert set(told) == phases
+    assert told["prefill"] == ["-", "flashinfer", "flashinfer-python", "(assumed)", "auto"]
+    stamps = backstamp("build", "--fake", *flags, columns=120)[1].partition("Stamps read")[2]
+    assert linear_rows(stamps)["prefill"] == ["flashinfer", "backstamp-linear-attn", "-"]
+    assert set(linear_rows(stamps)) == phases
+    because = linear_rows(backstamp("explain", *flags, columns=200)[1])
+    assert set(because) == phases
+    assert because["decode"][-1] == "--linear-attn-decode-backend"
+
+
+def test_build_json_has_the_linear_stamps() -> None:
+    """Read from the objects, as those of attention are."""
+    flags = ("--host", "h100", "--model", str(MODELS / "hybrid.json"))
+    linear = answered("build", "--fake", *flags)["linear"]
+    assert linear["decode"]["stamp"]["slot"] == "linear"
+    assert [row["phase"] for row in answered("explain", *flags)["linear"]] == ["decode", "prefill"]
+
+
+def test_no_sync_is_told_of_a_verify_nobody_runs() -> None:
+    """Nothing drafts; with a draft it is told."""
+    flags = ("resolve", "--host", "ascend910b", "--model", str(MODELS / "hybrid.json"))
+    assert "host_sync" not in backstamp(*flags)[1]
+    assert "host_sync: verify: ascend" in backstamp(*flags, "--speculative-algorithm", "EAGLE")[1]
+
+
 def test_plugin_strings_are_never_read_as_markup(tmp_path: Path) -> None:
     """Brackets in a plugin's exception are printed as they are."""
     site = tmp_path / "site-packages"

@@ -20,7 +20,7 @@ from backstamp.linear import verify_follows
 from backstamp.per_layer import choose_per_layer
 from backstamp.plan import LinearPlan
 from backstamp.plan_rows import PhasePlan, Verdict, not_run
-from backstamp.questions import needs_of, questions_for
+from backstamp.questions import needs_of, questions_for, running_phases
 from backstamp.rank import allowed_names, pickable, ranked
 from backstamp.selection import Choice, Decision, Part, Table, ask, bind_request, by_rows, phase_plan, table_of
 
@@ -36,7 +36,7 @@ _MOST_TRIES: Final = 500
 
 
 class LinearSlot(NamedTuple):
-    """The linear slot of a runner: its plan (None without linear layers), state layout and decisions."""
+    """The linear slot of a runner: its plan (None without linear layers), state layout, decisions of what it runs."""
 
     plan: LinearPlan | None = None
     layouts: tuple[tuple[str, str], ...] = ()
@@ -60,7 +60,9 @@ def resolve_linear(facts: Facts, failed: tuple[Verdict, ...] = ()) -> LinearSlot
         _raise_unlike(facts, tables)
     plans = {at: _plan(facts, tables[at], taken.get(at), failed) for at in _ORDER}
     layouts = _layouts([part for choice in taken.values() for part in choice.parts])
-    decisions = tuple(Decision(at, tables[at], choice) for at, choice in taken.items())
+    # a verify nobody runs has a kernel, for the runner's stamp, and nothing to be told of
+    told = [at for at in taken if at != "verify" or "verify" in running_phases(facts.launch, facts.role)]
+    decisions = tuple(Decision(at, tables[at], taken[at]) for at in told)
     linear = LinearPlan(plans["decode"], plans["prefill"], plans["verify"])
     return LinearSlot(linear, tuple(("linear", layout) for layout in layouts[:1]), decisions)
 

@@ -79,6 +79,13 @@ class Plan:
         return tuple(row for row in self.phases if row.kernel is not None)
 
     @property
+    def running_linear(self) -> tuple[PhasePlan, ...]:
+        """The phases of the linear slot that layers of this runner run; only a target that verifies runs its verify."""
+        rows = self.linear.rows if self.linear is not None else ()
+        verifies = any(row.phase == "verify" for row in self.running)
+        return tuple(row for row in rows if row.kernel is not None and (verifies or row.phase != "verify"))
+
+    @property
     def digest(self) -> str:
         """sha256 over the canonical JSON of what runs: equal digests mean equal kernels, versions and layouts."""
         # a plan whose digest nobody reads is spared the import

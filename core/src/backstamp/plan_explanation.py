@@ -1,7 +1,7 @@
 """Why each of the five phases runs what it runs, the flag that would change it, and what came nearest to serving.
 
-In: the resolver's arguments. Out: one `PhaseStory` a phase. It holds no rule of its own: the choices are the
-resolver's, the reasons the evaluator's.
+In: the resolver's arguments. Out: one `PhaseStory` a phase, those of the linear slot apart. It holds no rule of its
+own: the choices are the resolver's, the reasons the evaluator's.
 
 .. versionadded:: 0.2
 """
@@ -16,6 +16,7 @@ from backstamp.declarations import PHASES, Phase, Role
 from backstamp.engine import EngineFacts
 from backstamp.facts import gather
 from backstamp.launch import Launch, flag_of
+from backstamp.linear_slot import resolve_linear
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import PhaseWork
@@ -41,6 +42,9 @@ _BECAUSE: Final[Mapping[str, str]] = {
 }
 
 
+_LINEAR_DEFAULT: Final = "unset: follows decode where that is flashinfer, else triton"
+
+
 class PhaseStory(NamedTuple):
     """One phase: the kernel (None: not run), why, the flag that sets it, and the refused kernel that fails least."""
 
@@ -64,10 +68,12 @@ class PhaseStory(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The five stories, and the plans they tell of: the target's, and the draft's where one proposes tokens."""
+    """The five stories, the plans they tell of (the target's, and the draft's where one proposes tokens), and a story
+    for each phase of the target's linear slot that runs."""
 
     phases: tuple[PhaseStory, ...]
     plans: tuple[Plan, ...]
+    linear: tuple[PhaseStory, ...]
 
 
 def explain_plan(
@@ -90,7 +96,7 @@ def explain_plan(
         drafted = draft if draft is not None else model
         draft_plan, works["draft"] = decide(gather(host, launch, engine, drafted, measurements, "draft", plan))
         plans += (draft_plan,)
-    return Explanation(tuple(_story(phase, works) for phase in PHASES), plans)
+    return Explanation(tuple(_story(phase, works) for phase in PHASES), plans, _linear_stories(plan, work))
 
 
 def _story(phase: Phase, works: Mapping[Role, PhaseWork]) -> PhaseStory:
@@ -105,6 +111,18 @@ def _story(phase: Phase, works: Mapping[Role, PhaseWork]) -> PhaseStory:
     row, (table, _) = work.plans[phase], work.chosen[phase]
     nearest, lacks = _nearest_refused(table)
     return PhaseStory(phase, row.kernel, _because(row.source, row.requested, row.setting), flag, nearest, lacks)
+
+
+def _linear_stories(plan: Plan, work: PhaseWork) -> tuple[PhaseStory, ...]:
+    tables = {decision.phase: decision.table for decision in resolve_linear(work.facts, work.failed).decisions}
+    stories: list[PhaseStory] = []
+    for row in plan.running_linear:
+        nearest, lacks = _nearest_refused(tables[row.phase])
+        # what an unset verify of this slot follows is not prefill
+        because = _LINEAR_DEFAULT if row.source == "default" else _because(row.source, row.requested, row.setting)
+        flag = f"--linear-attn-{row.phase}-backend"
+        stories.append(PhaseStory(row.phase, row.kernel, because, flag, nearest, lacks))
+    return tuple(stories)
 
 
 def _because(source: str, requested: str | None, setting: str) -> str:

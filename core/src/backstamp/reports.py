@@ -8,9 +8,12 @@ the request.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TypedDict, cast
 
 from backstamp.construction import RunnerBackends
+from backstamp.declarations import Phase
+from backstamp.plan_rows import PhasePlan
 from backstamp.stamp import is_container, read_stamp, steps_of
 
 __all__ = ["BuiltReport", "PhaseReport", "built_report"]
@@ -32,9 +35,10 @@ class PhaseReport(TypedDict):
 
 
 class BuiltReport(TypedDict):
-    """The plan's keys; only `phases` is read closely here."""
+    """The plan's keys; only `phases` and the `linear` slot are read closely here."""
 
     phases: dict[str, PhaseReport]
+    linear: dict[str, PhaseReport] | None
 
 
 def built_report(backends: RunnerBackends) -> BuiltReport:
@@ -43,22 +47,32 @@ def built_report(backends: RunnerBackends) -> BuiltReport:
     Raises:
         Unstamped: an object or step carries no stamp.
     """
-    report = cast("BuiltReport", backends.plan.as_json())
-    for phase in backends.plan.phases:
-        row = report["phases"][phase.phase]
+    plan = backends.plan
+    report = cast("BuiltReport", plan.as_json())
+    _fill(report["phases"], plan.phases, backends.objects)
+    if plan.linear is not None and report["linear"] is not None:
+        _fill(report["linear"], plan.linear.rows, backends.linear_objects)
+    return report
+
+
+def _fill(
+    reports: Mapping[str, PhaseReport], phases: Sequence[PhasePlan], objects: Mapping[tuple[Phase, int], object]
+) -> None:
+    """Fill the rows of one slot from its objects' stamps."""
+    for phase in phases:
+        row = reports[phase.phase]
         row["stamp"], row["steps"] = None, []
         if phase.kernel is None:
             continue
-        stamps = [read_stamp(backends.objects[phase.phase, at]) for at in range(len(phase.groups))]
+        stamps = [read_stamp(objects[phase.phase, at]) for at in range(len(phase.groups))]
         main = next((stamp for stamp in stamps if stamp.kernel == phase.kernel), stamps[0])
         row["kernel"] = main.kernel
         row["plugin"] = main.plugin.as_json()
         row["library"] = main.library.as_json() if main.library else None
         row["source"] = dict(main.sources)[phase.phase]
         row["stamp"] = main.as_json(phase.phase)
-        built = backends.objects[phase.phase, stamps.index(main)]
+        built = objects[phase.phase, stamps.index(main)]
         row["steps"] = [read_stamp(step).kernel for step in steps_of(built)] if is_container(built) else []
         for group, stamp in zip(row["groups"], stamps, strict=True):
             group["kernel"], group["plugin"] = stamp.kernel, stamp.plugin.as_json()
             group["library"] = stamp.library.as_json() if stamp.library else None
-    return report

@@ -18,6 +18,9 @@ from backstamp.errors import BackstampError
 from backstamp.plan import Plan
 from backstamp.text import plain
 
+#: A part of a refusal is printed whole up to here: it may list every key there is.
+_MOST_CHARACTERS = 20_000
+
 __all__ = ["print_error", "print_groups", "print_json", "print_plan", "print_table", "say"]
 
 
@@ -57,13 +60,14 @@ def print_error(error: BackstampError, as_json: bool) -> None:
         ("also considered", error.considered),
         ("what to do", error.fix),
     ]
-    for label, text in parts:
-        if not text:
+    for label, part in parts:
+        if not part:
             continue
-        lines = text.split("; ") if label == "also considered" else [text]
+        lines = part.split("; ") if label == "also considered" else [part]
         for line in lines:
             head = f"{label}: " if label else ""
-            console.print(Text("  " * bool(label)) + Text(head, style="bold") + Text(plain(line)), soft_wrap=False)
+            text = Text(plain(line, _MOST_CHARACTERS))
+            console.print(Text("  " * bool(label)) + Text(head, style="bold") + text, soft_wrap=False)
 
 
 def print_plan(plan: Plan, verdicts: bool = True) -> None:
@@ -73,13 +77,10 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         f"KV {plan.kv_dtype} {dict(plan.layouts)['attention']}, digest {plan.digest[:12]}"
     )
     rows: list[tuple[str, ...]] = []
-    for row in plan.phases:
+    for slot, row in (*(("", row) for row in plan.phases), *(("linear ", row) for row in plan.running_linear)):
         library = f"{row.library.distribution} {row.library.version or '(assumed)'}" if row.library else ""
         asked = f"{row.requested} ({row.setting})" if row.requested else "-"
-        rows.append((row.phase, asked, row.kernel or "-", library, row.source))
-    if plan.linear is not None:
-        for row in plan.linear.rows:
-            rows.append((f"linear {row.phase}", row.requested or "-", row.kernel or "-", "", row.source))
+        rows.append((f"{slot}{row.phase}", asked, row.kernel or "-", library, row.source))
     print_table(("phase", "asked", "kernel", "library", "source"), rows)
     print_groups(plan)
     if verdicts:

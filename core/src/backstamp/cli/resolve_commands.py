@@ -70,24 +70,26 @@ def _explain_launch(flags: Flags, as_json: bool) -> None:
     host = compile_for(build_catalogue(discover()), flags.host_facts())
     model = flags.target_model()
     draft = load_model(flags.draft_model) if flags.draft_model is not None else None
-    stories, plans = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
+    stories, plans, linear = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
     failures = host.catalogue.failures
     if as_json:
         failed = [{**item.plugin.as_json(), "cause": item.cause} for item in failures]
         told = [story.as_json() for story in stories]
         components = [{"role": plan.role, "phase": row.phase, **group.as_json()} for plan, row, group in _beside(plans)]
         warnings = [warning.as_json() for warning in _warnings(plans)]
-        answer = {"host": host.host.name, "model": model.name, "phases": told, "components": components}
+        slot = [story.as_json() for story in linear]
+        answer = {"host": host.host.name, "model": model.name, "phases": told, "linear": slot, "components": components}
         print_json({**answer, "warnings": warnings, "failed": failed})
         return
     say(f"{model.name} on {host.host.name}")
-    rows = [(story.phase, story.kernel or "-", story.reason, story.setting) for story in stories]
+    named = [*((story.phase, story) for story in stories), *((f"linear {story.phase}", story) for story in linear)]
+    rows = [(name, story.kernel or "-", story.reason, story.setting) for name, story in named]
     print_table(("phase", "kernel", "because", "change with"), rows, whole=frozenset({"change with"}))
     nearest: dict[str, list[str]] = {}
-    for story in stories:
+    for name, story in named:
         if story.nearest:
             lacks = "; ".join(verdict.message for verdict in story.lacks)
-            nearest.setdefault(f"{story.nearest}: {lacks}", []).append(story.phase)
+            nearest.setdefault(f"{story.nearest}: {lacks}", []).append(name)
     for text, phases in nearest.items():
         say(f"nearest refused for {', '.join(phases)}: {text}")
     for plan in plans:
@@ -136,10 +138,10 @@ def _build(
         return
     print_plan(plan, verdicts=False)
     rows = []
-    for phase in plan.running:
-        record = report["phases"][phase.phase]
+    linear = [(f"linear {phase.phase}", (report["linear"] or {})[phase.phase]) for phase in plan.running_linear]
+    for name, record in [*((phase.phase, report["phases"][phase.phase]) for phase in plan.running), *linear]:
         steps = f"{len(record['steps'])} x {', '.join(dict.fromkeys(record['steps']))}" if record["steps"] else "-"
-        rows.append((phase.phase, record["kernel"] or "", phase.plugin.distribution if phase.plugin else "", steps))
+        rows.append((name, record["kernel"] or "", record["plugin"]["distribution"], steps))
     print_table(("phase", "stamp", "distribution", "steps"), rows, title="Stamps read from the built objects")
 
 
