@@ -211,6 +211,22 @@ def test_nothing_to_attend_launches_nothing(row, lens, monkeypatch):
     assert torch.equal(lse, torch.full_like(lse, float("-inf")))
 
 
+@pytest.mark.parametrize("row", [row for row, offer in ROWS.items() if "ragged" in offer.kv_forms])
+def test_no_ragged_keys_launch_nothing_though_the_step_may_have_some(row, monkeypatch):
+    """`max_kv_len` is an upper bound: a layer that brings no key attends nothing, whatever it says."""
+    case = Case(page_size=ROWS[row].page_sizes.preferred, q_lens=(2, 3), kv_lens=(0, 0), host_lens=False)
+    step = make(case)
+    empty = torch.empty(0, LAYER.num_kv_heads, LAYER.head_dim, dtype=torch.bfloat16)
+    new = RaggedKV(k=empty, v=empty, kv_indptr=torch.zeros(3, dtype=torch.int32))
+    lse = torch.full(step.q.shape[:2], float("nan"))
+    with built(row, request(row, case), monkeypatch) as (backend, calls):
+        state = backend.plan(replace(step.batch, max_kv_len=16))
+        out = backend.forward(step.q, None, LAYER, state, lse=lse, new=new)
+    assert not calls
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(lse, torch.full_like(lse, float("-inf")))
+
+
 @pytest.mark.parametrize("row", ["tokenspeed-fa3", "sglang-kernel", "mate"])
 def test_sinks_stored_elsewhere_are_read_through_one_buffer(row, monkeypatch):
     """Its address never changes; a copy ticks the counter, `.data` does not: `refresh_parameters` is the way out."""

@@ -169,6 +169,45 @@ def test_a_replayed_step_keeps_its_addresses_and_takes_new_values(row, monkeypat
     assert calls
 
 
+@pytest.mark.parametrize("row", ["sglang-kernel", "tokenspeed-fa4"])
+def test_a_step_planned_for_capture_after_an_eager_one_marks_anew_at_every_replay(row, monkeypatch):
+    """A graph records the marks of the state that was captured: a replay fills those, whatever was planned before."""
+    step = make_batch([4, 4], [30, 12], layer=LAYER, dtype=torch.bfloat16)
+    starts, lens = torch.tensor([0, 4, 4], dtype=torch.int32), torch.tensor([30, 0], dtype=torch.int32)
+    pad = replace(step.batch, qo_indptr=starts, kv_lens=lens, qo_indptr_host=starts.clone(), kv_lens_host=lens.clone())
+    with built(row, request(row), monkeypatch) as (backend, _):
+        mine = replace(pad, qo_indptr=starts.clone(), kv_lens=lens.clone())
+        state = backend.plan(mine, state=backend.plan(mine), capture=True)
+        recorded = state.unseen.marks
+        assert recorded.tolist() == [False] * 4 + [True] * 4
+        assert backend.plan(step.batch, state=state) is state
+        assert state.unseen.marks is recorded
+        assert recorded.tolist() == [False] * 8
+        assert backend.plan(pad, state=state, capture=True) is state
+        assert recorded.tolist() == [False] * 4 + [True] * 4
+
+
+def test_a_table_seen_with_other_strides_at_the_planned_address_is_refused(monkeypatch):
+    """One storage viewed anew is not up to date, and a copy would write over what it reads; another address is fine."""
+    flat = torch.arange(16, dtype=torch.int32)
+    with built("sglang-kernel", request(), monkeypatch) as (backend, _):
+        for capture in (True, False):
+            state = backend.plan(with_table(flat.view(2, 8)), capture=capture)
+            backend.plan(with_table(flat.view(2, 8)[:, :5]), state=state)
+            planned = flat.clone()
+            with pytest.raises(UnsupportedBatch, match=r"index\.page_table: strides \(8, 1\).*\(4, 1\)"):
+                backend.plan(with_table(flat.view(4, 4)), state=state)
+            assert torch.equal(flat, planned)
+            narrow = backend.plan(with_table(flat.view(2, 8)[:, :2]), capture=capture)
+            with pytest.raises(UnsupportedBatch, match=r"index\.page_table: at most 2 page ids"):
+                backend.plan(with_table(flat.view(2, 8).clone()), state=narrow)
+
+
+def with_table(table):
+    """A step whose rows may have 64 keys, over a page table."""
+    return replace(STEP.batch, max_kv_len=64, index=KVIndex(page_size=16, page_table=table))
+
+
 def test_a_replayed_step_refuses_another_launch(monkeypatch):
     """Sizes are the graph's."""
     with built("sglang-kernel", request(), monkeypatch) as (backend, _):

@@ -57,12 +57,13 @@ class FlashAttention:
     def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
         """Check the batch and note what `forward` needs; with `state`, bring its tensors up to date in place.
 
+        A step to capture whose state was not is a new one: a graph records marks that an eager state may lack.
         Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
         """
         form = check_batch(self._request, batch, capture=capture)
         step = new_step(self._request, batch, form, capture=capture, keyless=self._keyless)
         self._sinks.update(self._request.layers)
-        if state is not None:
+        if state is not None and (state.captured or not capture):
             step = refresh(self._request, state, step)
         mark_unseen(step, self._positions)
         return step

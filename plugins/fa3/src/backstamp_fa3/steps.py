@@ -98,6 +98,7 @@ def _unseen(batch: Batch, keyless: bool) -> Unseen:
 def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
     """Give a step that graphs may have recorded a new batch's values, at the addresses it was planned with.
 
+    Never for a step to capture whose state was planned for none: what `unseen` must mark then, it does not hold.
     Raises an `UnsupportedBatch` where the batch needs another launch than the recorded one.
     """
     old, new = state.batch, fresh.batch
@@ -116,19 +117,35 @@ def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
         if wanted > most:
             bound = f"at most {most}, as planned"
             raise refusal(request, name, bound, str(wanted), phase=new.phase, fix="Plan a new state")
-    pairs = [(old.qo_indptr, new.qo_indptr), (old.kv_lens, new.kv_lens)]
+    pairs = [("qo_indptr", old.qo_indptr, new.qo_indptr), ("kv_lens", old.kv_lens, new.kv_lens)]
     if state.page_table is not None and fresh.page_table is not None:
-        width = fresh.page_table.shape[1]
-        pairs.append((state.page_table[:, :width], fresh.page_table))
-    for target, source in pairs:
-        # what the engine keeps at a fixed address is up to date already
-        if target.data_ptr() != source.data_ptr():
-            target.copy_(source)
+        width, most = fresh.page_table.shape[1], state.page_table.shape[1]
+        if width > most:
+            bound = f"at most {most} page ids a row, as planned"
+            raise refusal(request, "index.page_table", bound, str(width), phase=new.phase, fix="Plan a new state")
+        pairs.append(("index.page_table", state.page_table[:, :width], fresh.page_table))
+    # all of them are looked at before the first one is written
+    for target, source in [(pair[1], pair[2]) for pair in pairs if _moved(request, *pair, phase=new.phase)]:
+        target.copy_(source)
     if not state.captured:
         state.tokens = fresh.tokens
         state.unseen = fresh.unseen
     state.schedules.clear()
     return state
+
+
+def _moved(request: BuildRequest, name: str, target: Tensor, source: Tensor, *, phase: str) -> bool:
+    """Whether new values lie elsewhere: what the engine keeps at a fixed address is up to date already.
+
+    Raises an `UnsupportedBatch` where the address is the planned one and the strides are not: the two share memory.
+    """
+    if target.numel() == 0 or target.data_ptr() != source.data_ptr():
+        return True
+    strides = zip(target.shape, target.stride(), source.stride(), strict=True)
+    if any(size > 1 and planned != found for size, planned, found in strides):
+        bound = f"strides {target.stride()} at the planned address, or another address"
+        raise refusal(request, name, bound, f"strides {source.stride()}", phase=phase, fix="Plan a new state")
+    return False
 
 
 def mark_unseen(step: Step, positions: Tensor) -> None:
