@@ -47,7 +47,7 @@ class GenAttention:
         """
         check_batch(self._request, batch, capture=capture)
         self._sinks.update()
-        if state is not None:
+        if state is not None and state.serves(capture):
             return refresh_step(self._request, state, batch)
         return plan_step(batch, capture=capture, kv_indptr=batch.phase == "prefill")
 

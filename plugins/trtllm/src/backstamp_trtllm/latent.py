@@ -68,7 +68,7 @@ class LatentAttention:
         Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
         """
         check_batch(self._request, batch, capture=capture)
-        if state is not None:
+        if state is not None and state.serves(capture):
             return refresh_step(self._request, state, batch)
         return plan_step(batch, capture=capture, every_token=self._gen, table_multiple=self._table_multiple)
 

@@ -38,6 +38,7 @@ class Step:
         batch: the step, whose tensors are read at their addresses.
         q_len: query tokens of every row; 0 where rows differ or nobody says.
         table: `[B, W]` i32 contiguous page ids; `copied` where it is ours and not the engine's.
+        captured: a graph may have recorded it, so that no host length of a batch counts.
         tokens: what each token is; None where neither lengths nor pads need it.
         dead: `[T, 1, 1]` bool, tokens that see no key; None where the host knows of none.
         kv_indptr: `[B+1]` i32 cumulative key counts, for kernels that read them.
@@ -47,9 +48,14 @@ class Step:
     q_len: int
     table: Tensor
     copied: bool
+    captured: bool = False
     tokens: TokenRows | None = None
     dead: Tensor | None = None
     kv_indptr: Tensor | None = None
+
+    def serves(self, capture: bool) -> bool:
+        """Whether a later batch may take the step over: one to capture needs a step that was planned for capture."""
+        return self.captured or not capture
 
     @property
     def kv_lens(self) -> Tensor:
@@ -78,7 +84,7 @@ def plan_step(
     """
     rows, tokens = batch.num_rows, batch.num_tokens
     table, copied = _table(batch, table_multiple)
-    step = Step(batch, 0 if rows == 0 or tokens == 0 else _equal_length(batch, capture), table, copied)
+    step = Step(batch, 0 if rows == 0 or tokens == 0 else _equal_length(batch, capture), table, copied, capture)
     if rows == 0 or tokens == 0:
         return step
     device = batch.kv_lens.device
@@ -117,7 +123,7 @@ def refresh_step(request: BuildRequest, step: Step, batch: Batch) -> Step:
     for name, needed, found in (
         ("num_rows", old.num_rows, batch.num_rows),
         ("num_tokens", old.num_tokens, batch.num_tokens),
-        ("tree", old.tree is not None, batch.tree is not None),
+        ("tree", old.tree and old.tree.kind, batch.tree and batch.tree.kind),
         ("equal q_len", step.q_len, _still_equal(step, batch)),
     ):
         if needed != found:
@@ -130,21 +136,18 @@ def refresh_step(request: BuildRequest, step: Step, batch: Batch) -> Step:
             raise refusal(request, name, f"at most {most}, as planned", str(length), fix="Plan a new state")
     if step.dead is None and not _all_see(batch):
         raise refusal(request, "kv_lens", "rows that all see keys, as planned", "an empty row", fix="Plan a new state")
-    pairs = [("qo_indptr", old.qo_indptr, batch.qo_indptr), ("kv_lens", old.kv_lens, batch.kv_lens)]
+    later = Step(batch, step.q_len, step.table, step.copied)
+    pairs = [("qo_indptr", step.qo_indptr, later.qo_indptr), ("kv_lens", step.kv_lens, later.kv_lens)]
     if old.tree is not None and batch.tree is not None:
-        pairs.append(("tree.buffer", old.tree.buffer, batch.tree.buffer))
+        # a mask over other lengths, or of shorter rows, lies at the start of the planned one
+        part = tuple(slice(0, size) for size in batch.tree.buffer.shape)
+        pairs.append(("tree.buffer", old.tree.buffer[part], batch.tree.buffer))
         if old.tree.indptr is not None and batch.tree.indptr is not None:
             pairs.append(("tree.indptr", old.tree.indptr, batch.tree.indptr))
-    table = batch.index.page_table
-    assert table is not None, "check_batch found a page table"
-    if step.copied or table.data_ptr() != step.table.data_ptr():
-        width = min(table.shape[1], step.table.shape[1])
-        step.table[:, :width].copy_(table[: batch.num_rows, :width])
-    for name, target, source in pairs:
-        if target.data_ptr() != source.data_ptr():
-            if target.shape != source.shape:
-                raise refusal(request, name, f"{list(target.shape)}, as planned", str(list(source.shape)))
-            target.copy_(source)
+    pairs.append(("index.page_table", *_common_pages(request, step, batch)))
+    # all of them are looked at before the first one is written
+    for target, source in [(pair[1], pair[2]) for pair in pairs if _moved(request, *pair)]:
+        target.copy_(source)
     update_step(step)
     return step
 
@@ -167,6 +170,37 @@ def _table(batch: Batch, multiple: int) -> tuple[Tensor, bool]:
     copy = torch.zeros(rows, -(-width // multiple) * multiple, dtype=torch.int32, device=table.device)
     copy[:, :width].copy_(table)
     return copy, True
+
+
+def _common_pages(request: BuildRequest, step: Step, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The planned table and a later one, cut to the columns that both have."""
+    table = batch.index.page_table
+    assert table is not None, "check_batch found a page table"
+    most = step.table.shape[1]
+    wanted = min(table.shape[1], -(-batch.max_kv_len // request.page_size))
+    if wanted > most:
+        needed = f"at most {most} page ids a row, as planned"
+        raise refusal(request, "index.page_table", needed, str(wanted), fix="Plan a new state")
+    width = min(table.shape[1], most)
+    return step.table[:, :width], table[: batch.num_rows, :width]
+
+
+def _moved(request: BuildRequest, name: str, target: Tensor, source: Tensor) -> bool:
+    """Whether new values lie elsewhere: what the engine keeps at a fixed address is up to date already.
+
+    Raises:
+        UnsupportedBatch: another shape, or the planned address under other strides, where the two share memory.
+    """
+    if target.shape != source.shape:
+        needed = f"{list(target.shape)}, as planned"
+        raise refusal(request, name, needed, str(list(source.shape)), fix="Plan a new state")
+    if target.numel() == 0 or target.data_ptr() != source.data_ptr():
+        return True
+    strides = zip(target.shape, target.stride(), source.stride(), strict=True)
+    if any(size > 1 and planned != found for size, planned, found in strides):
+        needed = f"strides {target.stride()} at the planned address, or another address"
+        raise refusal(request, name, needed, f"strides {source.stride()}", fix="Plan a new state")
+    return False
 
 
 def _equal_length(batch: Batch, capture: bool) -> int:

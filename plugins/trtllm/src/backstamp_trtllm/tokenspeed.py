@@ -58,7 +58,7 @@ class TokenspeedMla:
         Raises an `UnsupportedBatch` naming the field, what it must be and what it is.
         """
         check_batch(self._request, batch, capture=capture)
-        if state is not None:
+        if state is not None and state.step.serves(capture):
             refresh_step(self._request, state.step, batch)
             self._fill(state)
             return state

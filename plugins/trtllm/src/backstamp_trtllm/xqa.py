@@ -90,7 +90,7 @@ class XqaAttention:
                 phase=batch.phase, fix="Run it as prefill",
             )  # fmt: skip
         self._sinks.update()
-        if state is not None:
+        if state is not None and state.step.serves(capture):
             refresh_step(self._request, state.step, batch)
             state.owner = None
             self._fill(state)
