@@ -138,6 +138,18 @@ def test_the_caches_are_handed_over_as_they_lie(library):
     assert (call["actual_seq_qlen"], call["actual_seq_kvlen"]) == ([2, 3], [20, 140])
 
 
+@pytest.mark.parametrize("blocks", [2**31 // (128 * 256), 2**31 // (128 * 256) - 1], ids=["2**31", "fewer"])
+def test_a_cache_the_library_cannot_count_is_refused(blocks):
+    """It counts numbers of a layer in i32; a cache of as many takes no memory where nothing is stored."""
+    cache = torch.empty(blocks, 128, 2, 128, dtype=BF16, device="meta")
+    request = request_for(PACKED, dtype="bf16")
+    if cache.numel() < 2**31:
+        assert paged.flat_cache(request, "kv.k", cache).shape == (blocks, 128, 256)
+        return
+    with pytest.raises(UnsupportedBatch, match=r"needs kv\.k: fewer than 2\*\*31 numbers a layer, got 2147483648"):
+        paged.flat_cache(request, "kv.k", cache)
+
+
 def test_a_window_without_the_causal_rule_bounds_one_side(library):
     """A band, since the mode without a mask reads no bound."""
     made = make_batch([3], [40], layer=layer(window_left=4), page_size=128, dtype=BF16, causal=False)
