@@ -40,6 +40,9 @@ RAGGED_VERIFY: dict[str, dict[str, Any]] = {
     "tree": {"q_lens": [5, 3, 0, 2], "parents": TREE},
 }
 
+#: Counts that are a pad's: none accepted, and more than the row has slots; both rows have slots for their tokens.
+UNCOUNTED: dict[str, Any] = {"q_lens": [3, 3, 3], "form": "slot_table", "num_accepted": [2, 0, 4]}
+
 
 def step(phase: str, of: dict[str, Any], **more: Any) -> MadeLinearStep:
     """One of the steps above."""
@@ -104,6 +107,7 @@ __all__ = [
     "RAGGED_VERIFY",
     "SMALL_LINEAR_LAYER",
     "TREE",
+    "UNCOUNTED",
     "compare",
     "forward",
     "reference",

@@ -84,7 +84,10 @@ BATCHES = [
     pytest.param(SLOTS, {"num_accepted": torch.ones(2)}, "num_accepted", id="accepted-dtype"),
     pytest.param(SLOTS, {"slot_table": torch.zeros(6, dtype=torch.int32)}, "slot_table", id="table-dims"),
     pytest.param(SLOTS, {"parents": torch.zeros(2, 3, dtype=torch.int32)}, "parents: None beside", id="tree-of-slots"),
-    pytest.param(SLOTS, {"slot_table": torch.zeros(2, 2, dtype=torch.int32)}, "num_tokens: at most 2", id="narrow"),
+    pytest.param(SLOTS, {"slot_table": torch.zeros(2, 2, dtype=torch.int32)}, "qo_indptr_host: at most 2", id="narrow"),
+    pytest.param(SLOTS, {"slot_table": torch.zeros(3, 2, dtype=torch.int32).T}, "slot_table: a last", id="columns"),
+    pytest.param(PREFILL, {"slots": torch.zeros(4, dtype=torch.int32)[::2]}, "slots: a last stride", id="slots-stride"),
+    pytest.param(PREFILL, {"has_state": torch.ones(4, dtype=torch.bool)[::2]}, "has_state: a last", id="state-stride"),
     pytest.param(KEPT, {"intermediate": torch.zeros(1, 3, 4, 32, 16)}, "intermediate: [n, S", id="few-kept"),
 ]
 
@@ -96,6 +99,30 @@ def test_a_step_that_does_not_fit_is_refused(of, changes, needed) -> None:
     with pytest.raises(UnsupportedBatch) as caught:
         check_linear_batch(request(made), made.batch)
     assert caught.value.needed.startswith(needed)
+
+
+@pytest.mark.parametrize("form", ["slot_table", "intermediate"])
+def test_every_row_of_a_verify_step_has_places_for_its_states(form) -> None:
+    """A long row beside a short one would write into the places of the row after it, though all tokens fit."""
+    made = make_linear_step([6, 2], phase="verify", form=form)
+    kept = getattr(made.batch, form)
+    assert check_linear_batch(request(made), made.batch) == form
+    with pytest.raises(UnsupportedBatch, match="qo_indptr_host: at most 4 tokens a row") as caught:
+        check_linear_batch(request(made), replace(made.batch, **{form: kept[:, :4].contiguous()}))
+    assert caught.value.found == "[6, 2]"
+
+
+@pytest.mark.parametrize("form", ["slot_table", "intermediate"])
+def test_without_host_offsets_the_longest_row_is_bounded(form) -> None:
+    """Nothing else on the host says that no row is longer than its places."""
+    made = make_linear_step([3, 3], phase="verify", form=form, host_lens=False)
+    assert check_linear_batch(request(made), made.batch) == form
+    for bound in (None, 4):
+        with pytest.raises(UnsupportedBatch, match="max_q_len: at most 3"):
+            check_linear_batch(request(made), replace(made.batch, max_q_len=bound))
+    # exact offsets say more than a bound
+    exact = replace(made.batch, qo_indptr_host=made.batch.qo_indptr.clone(), max_q_len=None)
+    assert check_linear_batch(request(made), exact) == form
 
 
 def test_a_tree_needs_a_row_that_declares_trees() -> None:

@@ -120,6 +120,7 @@ def _batch_faults(request: BuildRequest, batch: LinearBatch, capture: bool) -> I
         yield from _whole_faults(request, field, tensor, size)
     if str(batch.has_state.dtype) != "torch.bool" or batch.has_state.dim() != 1 or batch.has_state.shape[0] < rows:
         yield "has_state", f"[{rows}] torch.bool", f"{list(batch.has_state.shape)} {batch.has_state.dtype}"
+    yield from _step_faults("has_state", batch.has_state)
     yield from device_fault(request, "has_state", batch.has_state)
     host = batch.qo_indptr_host
     if host is None and "host_lens" in offer.inputs | offer.phase_inputs.get(batch.phase, frozenset()):
@@ -164,14 +165,32 @@ def _verify_faults(request: BuildRequest, batch: LinearBatch) -> Iterator[Fault]
     width = [
         at.shape[1] for at in (batch.slot_table, batch.intermediate, batch.parents) if at is not None and at.dim() > 1
     ]
-    if width and batch.num_tokens > rows * min(width):
-        yield "num_tokens", f"at most {min(width)} a row, {rows * min(width)} in all", str(batch.num_tokens)
+    if width:
+        yield from _longest_faults(batch, min(width))
+
+
+def _longest_faults(batch: LinearBatch, most: int) -> Iterator[Fault]:
+    """Every row by itself: a long one beside a short one would write into the places of the row after it."""
+    if batch.qo_indptr_host is not None:
+        lens: list[int] = batch.qo_indptr_host[: batch.num_rows + 1].diff().tolist()
+        if max(lens, default=0) > most:
+            yield "qo_indptr_host", f"at most {most} tokens a row, a place for the state after each", str(lens)
+    elif batch.max_q_len is None or batch.max_q_len > most:
+        needed = f"at most {most}, a place for the state after each token of a row, where no host offsets are given"
+        yield "max_q_len", needed, str(batch.max_q_len)
 
 
 def _whole_faults(request: BuildRequest, field: str, tensor: Tensor, size: int, dims: int = 1) -> Iterator[Fault]:
     if str(tensor.dtype) not in _WHOLE or tensor.dim() != dims or tensor.shape[0] < size:
         yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
+    yield from _step_faults(field, tensor)
     yield from device_fault(request, field, tensor)
+
+
+def _step_faults(field: str, tensor: Tensor) -> Iterator[Fault]:
+    """Kernels count entries of a row in steps of one."""
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        yield field, "a last stride of 1", str(tensor.stride(-1))
 
 
 def _token_faults(

@@ -65,17 +65,21 @@ class LinearBatch:
 
     Verify comes in one of two forms. `slot_table [B, W]` with `num_accepted [B]`: row b starts from the state in
     `slot_table[b, num_accepted[b] - 1]` and the state after its token i is written to `slot_table[b, i]`, -1 not at
-    all; a row that starts from -1 is a pad, and `slots` is not read. Or `intermediate [n, S, HV, V, K]` (its last two
-    in the pool's order) with tree `parents [B, S]`: row b starts from `slots[b]`, the state after its token i is
-    written to `intermediate[b, i]`, the pool stays as it is, and the engine commits after acceptance. `parents[b, i]`
-    is the earlier token of the row that token i follows, negative where it follows the row's own state; without
-    parents the tokens are a chain.
+    all; a row that starts from -1 is a pad, and `slots` is not read. `num_accepted` counts the tokens the row kept of
+    its last step, the bonus token included, so that a live row has 1 to W; a row with any other count is a pad too.
+
+    Or `intermediate [n, S, HV, V, K]` (its last two in the pool's order) with tree `parents [B, S]`: row b starts from
+    `slots[b]`, the state after its token i is written to `intermediate[b, i]`, the pool stays as it is, and the engine
+    commits after acceptance. `parents[b, i]` is the earlier token of the row that token i follows, negative where it
+    follows the row's own state; without parents the tokens are a chain.
 
     Attributes:
         slots: `[B]` i32 state slots, -1 pad: no state is read or written, outputs are finite.
         has_state: `[B]` bool, False starts from zero, whatever its slot holds. Rows of decode and verify have a state;
             a kernel need not read it there.
         qo_indptr, qo_indptr_host: `[B+1]` i32 and its CPU mirror. Tokens past its last entry are padding: finite out.
+        max_q_len: upper bound in tokens of a row. Verify without `qo_indptr_host` needs it: no row may have more
+            tokens than places for their states, S or W.
 
     Source: vLLM 0.32 gdn_attn.py, fla-core 0.6.0 ops/kda/fused_recurrent.py (`num_accepted_tokens`); SGLang 0.5.23
     hybrid_linear_attn_backend.py (`intermediate_ssm`, `retrieve_parent_token`).
@@ -88,6 +92,7 @@ class LinearBatch:
     slots: Tensor
     has_state: Tensor
     qo_indptr_host: Tensor | None = None
+    max_q_len: int | None = None
     slot_table: Tensor | None = None
     num_accepted: Tensor | None = None
     intermediate: Tensor | None = None

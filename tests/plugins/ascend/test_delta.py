@@ -17,6 +17,7 @@ from tests.linear_steps import (
     DECODE,
     PREFILL,
     RAGGED_VERIFY,
+    UNCOUNTED,
     compare,
     forward,
     reference,
@@ -60,6 +61,16 @@ def test_decode_and_verify_equal_the_recurrence(phase, of, library):
     wanted = reference(made)
     assert compare(made, run(build_delta_rows, DELTA_ROWS, made, **OF_ROWS), wanted) < BOUND
     assert len(library.called(ROWS)) == 1
+
+
+def test_a_row_without_a_count_of_its_own_slots_is_a_pad(library):
+    """No other row's slot is read, none is written; its outputs are of no state."""
+    made = step("verify", UNCOUNTED, layer=SMALL, **OURS)
+    wanted, before = reference(made), made.pool.ssm.clone()
+    out = run(build_delta_rows, DELTA_ROWS, made, **OF_ROWS)
+    assert compare(made, out, wanted) < BOUND
+    idle = made.batch.slot_table[1:].flatten().long()
+    assert torch.equal(made.pool.ssm[idle].nan_to_num(), before[idle].nan_to_num())
 
 
 @pytest.mark.parametrize("name", PREFILL)

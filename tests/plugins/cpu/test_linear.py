@@ -15,6 +15,7 @@ from tests.linear_steps import (
     DECODE,
     PREFILL,
     RAGGED_VERIFY,
+    UNCOUNTED,
     compare,
     forward,
     reference,
@@ -40,6 +41,17 @@ def test_it_equals_the_recurrence(phase, of, family, order):
     wanted = reference(made)
     out = run(build_torch_native_linear, OFFERS[family], made)
     assert compare(made, out, wanted) < 2e-6
+
+
+def test_a_row_without_a_count_of_its_own_slots_is_a_pad():
+    """No other row's slot is read, none is written, and its outputs are zero."""
+    made = step("verify", UNCOUNTED)
+    wanted, before = reference(made), made.pool.ssm.clone()
+    out = run(build_torch_native_linear, OFFERS["gdn"], made)
+    assert compare(made, out, wanted) < 2e-6
+    assert out[3:].abs().max() == 0
+    idle = made.batch.slot_table[1:].flatten().long()
+    assert torch.equal(made.pool.ssm[idle].nan_to_num(), before[idle].nan_to_num())
 
 
 @pytest.mark.parametrize(("dtype", "name", "bound"), [(torch.bfloat16, "bf16", 6e-3), (torch.float16, "fp16", 1e-3)])

@@ -15,6 +15,7 @@ from tests.linear_steps import (
     DECODE,
     PREFILL,
     RAGGED_VERIFY,
+    UNCOUNTED,
     compare,
     forward,
     reference,
@@ -138,6 +139,17 @@ def test_verify_equals_the_recurrence(of):
     made = step("verify", of, **BF16)
     wanted = reference(made)
     assert compare(made, run(build_flashinfer_rows, ROWS_OFFER, made, **ROWS), wanted) < BOUND
+
+
+def test_a_row_without_a_count_of_its_own_slots_is_a_pad():
+    """No other row's slot is read, none is written, and its outputs are zero."""
+    made = step("verify", UNCOUNTED, **BF16)
+    wanted, before = reference(made), made.pool.ssm.clone()
+    out = run(build_flashinfer_rows, ROWS_OFFER, made, **ROWS)
+    assert compare(made, out, wanted) < BOUND
+    assert out[3:].abs().max() == 0
+    idle = made.batch.slot_table[1:].flatten().long()
+    assert torch.equal(made.pool.ssm[idle].nan_to_num(), before[idle].nan_to_num())
 
 
 @pytest.mark.parametrize(("name", "keeps"), [("kept", True), ("slots", False)])

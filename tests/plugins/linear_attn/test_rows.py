@@ -11,7 +11,18 @@ from backstamp.errors import UnsupportedBatch
 from backstamp.testing.linear_batches import linear_layer
 from backstamp_linear_attn.backend import build_triton_rows
 from backstamp_linear_attn.plugin import ROWS_GDN, ROWS_KDA
-from tests.linear_steps import CHAIN, DECODE, RAGGED_VERIFY, compare, forward, reference, request_for, run, step
+from tests.linear_steps import (
+    CHAIN,
+    DECODE,
+    RAGGED_VERIFY,
+    UNCOUNTED,
+    compare,
+    forward,
+    reference,
+    request_for,
+    run,
+    step,
+)
 
 # small heads: the interpreter runs every program in Python
 OFFERS = {family: replace(offer, head_dims=("any",)) for family, offer in (("gdn", ROWS_GDN), ("kda", ROWS_KDA))}
@@ -30,6 +41,17 @@ def test_it_equals_the_recurrence(phase, of, family, order):
     made = step(phase, of, family=family, order=order)
     wanted = reference(made)
     assert compare(made, run(build_triton_rows, OFFERS[family], made, phases=PHASES), wanted) < 3e-6
+
+
+def test_a_row_without_a_count_of_its_own_slots_is_a_pad():
+    """No other row's slot is read, none is written, and its outputs are zero."""
+    made = step("verify", UNCOUNTED)
+    wanted, before = reference(made), made.pool.ssm.clone()
+    out = run(build_triton_rows, OFFERS["gdn"], made, phases=PHASES)
+    assert compare(made, out, wanted) < 3e-6
+    assert out[3:].abs().max() == 0
+    idle = made.batch.slot_table[1:].flatten().long()
+    assert torch.equal(made.pool.ssm[idle].nan_to_num(), before[idle].nan_to_num())
 
 
 @pytest.mark.parametrize("dims", [(16, 16), (24, 40), (8, 72)], ids=str)
@@ -93,6 +115,46 @@ def test_a_step_of_another_shape_is_not_replayed():
     recorded = backend.plan(step("decode", DECODE["rows"]).batch, capture=True)
     with pytest.raises(UnsupportedBatch, match="num_rows: as the recorded step has it"):
         backend.plan(step("decode", {"q_lens": [1, 1]}).batch, state=recorded)
+
+
+def test_kept_states_stay_where_the_recorded_step_leaves_them():
+    """A copy of another step's buffer would be written and never seen by who reads that one."""
+    made, other = step("verify", CHAIN["kept"]), step("verify", CHAIN["kept"], seed=3)
+    backend = build_triton_rows(request_for(OFFERS["gdn"], made, phases=PHASES)).backend
+    recorded = backend.plan(made.batch, capture=True)
+    before = made.batch.intermediate.clone()
+    with pytest.raises(UnsupportedBatch, match="intermediate: as the recorded step has it"):
+        backend.plan(other.batch, state=recorded)
+    assert torch.equal(made.batch.intermediate.nan_to_num(), before.nan_to_num())
+    same = replace(other.batch, intermediate=made.batch.intermediate)
+    assert backend.plan(same, state=recorded) is recorded
+
+
+@pytest.mark.parametrize("field", ["slot_table", "intermediate"])
+def test_another_view_of_the_recorded_memory_is_not_replayed(field):
+    """It begins at the same address; the launch has the recorded strides."""
+    made = step("verify", CHAIN["slots" if field == "slot_table" else "kept"])
+    tensor = getattr(made.batch, field)
+    rows, width = tensor.shape[:2]
+    memory = tensor.new_zeros(rows, 2 * width, *tensor.shape[2:])
+    close = memory.flatten(0, 1)[: rows * width].view(tensor.shape)
+    wide = memory[:, :width]
+    close.copy_(tensor)
+    backend = build_triton_rows(request_for(OFFERS["gdn"], made, phases=PHASES)).backend
+    recorded = backend.plan(replace(made.batch, **{field: close}), capture=True)
+    assert backend.plan(replace(made.batch, **{field: close}), state=recorded) is recorded
+    with pytest.raises(UnsupportedBatch, match=f"{field}: as the recorded step has it"):
+        backend.plan(replace(made.batch, **{field: wide}), state=recorded)
+
+
+def test_strides_of_a_single_row_say_nothing():
+    """Where there is one row, no launch steps to another."""
+    made = step("verify", {"q_lens": [2], "form": "slot_table"})
+    table = made.batch.slot_table
+    alike = table.as_strided(table.shape, (99, 1))
+    backend = build_triton_rows(request_for(OFFERS["gdn"], made, phases=PHASES)).backend
+    recorded = backend.plan(made.batch, capture=True)
+    assert backend.plan(replace(made.batch, slot_table=alike), state=recorded) is recorded
 
 
 def test_no_tokens_return_at_once():

@@ -99,7 +99,7 @@ def make_linear_step(
         table = order_of_slots[: rows * width].view(rows, width).clone()
         table[list(pads)] = -1
         accepted = torch.tensor(list(num_accepted) if num_accepted is not None else [1] * rows, dtype=torch.int32)
-        read = [int(table[row, accepted[row] - 1]) for row in range(rows)]
+        read = [int(table[row, at - 1]) if 1 <= at <= width else -1 for row, at in enumerate(accepted.tolist())]
     else:
         read = [int(slots[row]) if stateful[row] or phase != "prefill" else -1 for row in range(rows)]
         if phase == "verify":
@@ -120,6 +120,7 @@ def make_linear_step(
         slots=slots.to(device, torch.int32),
         has_state=torch.tensor(stateful, dtype=torch.bool).to(device),
         qo_indptr_host=offsets if host_lens else None,
+        max_q_len=max(q_lens, default=0),
         slot_table=None if table is None else table.to(device, torch.int32),
         num_accepted=None if accepted is None else accepted.to(device),
         intermediate=None if intermediate is None else intermediate.to(device, state_dtype),

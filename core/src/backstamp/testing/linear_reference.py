@@ -110,7 +110,8 @@ def _keys_first(state: Tensor, pool: StatePool) -> Tensor:
 def _first_slot(batch: LinearBatch, row: int) -> int:
     if batch.slot_table is None or batch.num_accepted is None:
         return int(batch.slots[row])
-    return int(batch.slot_table[row, int(batch.num_accepted[row]) - 1])
+    accepted = int(batch.num_accepted[row])
+    return int(batch.slot_table[row, accepted - 1]) if 1 <= accepted <= batch.slot_table.shape[1] else -1
 
 
 def _before(own: Tensor, after: list[Tensor], batch: LinearBatch, row: int, at: int) -> Tensor:

@@ -18,13 +18,13 @@ from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates,
 from backstamp.factories import BuildRequest
 from backstamp.linear_checks import LinearForm, check_linear_batch, check_linear_call, linear_refusal
 from backstamp.linear_gates import computed_gates
+from backstamp.linear_math import first_slots, unit_heads
 
 __all__ = ["MOST_TOKENS", "DeltaPrefill", "DeltaRows", "DeltaStep"]
 
 #: Tokens of one row in a recurrent call. Source: torch-npu 2.14.0 _op_plugin_docs.py:6726. The chunked function's page
 #: (:12085) repeats the bound beside an example of 100 tokens, and is not held to it.
 MOST_TOKENS: Final = 8
-_EPS: Final = 1e-6
 
 
 @dataclass(slots=True)
@@ -94,8 +94,9 @@ class _Delta:
         out[total:].zero_()
         ready = computed_gates(gates)
         return out, {
-            "query": _unit(q[:total]),
-            "key": _unit(k[:total]),
+            # the norms of heads are left to the caller
+            "query": unit_heads(q[:total]).to(q.dtype),
+            "key": unit_heads(k[:total]).to(k.dtype),
             "value": v[:total].contiguous(),
             "g": ready.g[:total].contiguous(),
             "beta": ready.beta[:total].to(torch.bfloat16),
@@ -127,10 +128,7 @@ class DeltaRows(_Delta):
         out, tokens = self._open(q, k, v, gates, layer, state, pool, slots, out)
         if total == 0:
             return out
-        read = slots[state.rows]
-        if batch.slot_table is not None and batch.num_accepted is not None:
-            accepted = batch.num_accepted[state.rows, None].long().sub(1).clamp(min=0)
-            read = batch.slot_table[state.rows].gather(1, accepted)[:, 0]
+        read = (slots if batch.slot_table is None else first_slots(batch))[state.rows]
         # a state a token: the library reads a row's from its first token's place and leaves one at each
         states = pool.ssm.new_zeros(total, *pool.ssm.shape[1:])
         states[state.first] = _load(pool.ssm, read, read >= 0)
@@ -238,12 +236,6 @@ def _on(step: DeltaStep, device: torch.device) -> DeltaStep:
         token_rows=step.token_rows.to(device),
         token_at=step.token_at.to(device),
     )
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Each head over its L2 norm, which the library leaves to its caller."""
-    wide = x.float()
-    return (wide * (wide.square().sum(-1, keepdim=True) + _EPS).rsqrt()).to(x.dtype)
 
 
 def _load(pool: Tensor, slots: Tensor, there: Tensor) -> Tensor:

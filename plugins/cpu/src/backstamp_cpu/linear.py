@@ -16,10 +16,9 @@ from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates,
 from backstamp.factories import BuildRequest
 from backstamp.linear_checks import LinearForm, check_linear_batch, check_linear_build, check_linear_call
 from backstamp.linear_gates import computed_gates
+from backstamp.linear_math import first_slots, unit_heads
 
 __all__ = ["LinearState", "TorchNativeLinear"]
-
-_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +51,13 @@ class TorchNativeLinear:
         form = check_linear_batch(self._request, batch, capture=capture)
         offsets = (batch.qo_indptr if batch.qo_indptr_host is None else batch.qo_indptr_host).tolist()
         table = None if batch.slot_table is None else batch.slot_table.tolist()
-        if table is None or batch.num_accepted is None:
-            first_slots = batch.slots.tolist()
-        else:
-            accepted = batch.num_accepted.tolist()
-            first_slots = [table[row][accepted[row] - 1] for row in range(batch.num_rows)]
         lens = [offsets[row + 1] - offsets[row] for row in range(batch.num_rows)]
         return LinearState(
             batch=batch,
             form=form,
             offsets=offsets,
             rows=sorted((row for row, length in enumerate(lens) if length), key=lambda row: -lens[row]),
-            first_slots=first_slots,
+            first_slots=first_slots(batch).tolist(),
             table=table,
             parents=None if batch.parents is None else batch.parents.tolist(),
         )
@@ -85,18 +79,18 @@ class TorchNativeLinear:
         batch = state.batch
         check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         out = torch.zeros_like(v, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        first_slots = state.first_slots
+        own = state.first_slots
         if state.table is None and slots is not batch.slots:
-            first_slots = slots.tolist()
-        rows = [row for row in state.rows if first_slots[row] >= 0]
+            own = slots.tolist()
+        rows = [row for row in state.rows if own[row] >= 0]
         if rows:
-            self._run(rows, [first_slots[row] for row in rows], q, k, v, gates, layer, state, pool, out)
+            self._run(rows, [own[row] for row in rows], q, k, v, gates, layer, state, pool, out)
         return out
 
     def _run(
         self,
         rows: list[int],
-        first_slots: list[int],
+        own_slots: list[int],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -110,7 +104,7 @@ class TorchNativeLinear:
         ready = computed_gates(gates)
         decay = ready.g.exp()
         shared = layer.num_kv_heads // layer.num_qo_heads
-        at_slots = torch.tensor(first_slots, device=q.device)
+        at_slots = torch.tensor(own_slots, device=q.device)
         own = _values_first(pool.ssm[at_slots].float(), pool)
         if batch.phase == "prefill":
             fresh = ~batch.has_state[torch.tensor(rows, device=q.device)]
@@ -125,8 +119,8 @@ class TorchNativeLinear:
             if state.parents is not None:
                 parents = [state.parents[row][at] for row in rows[:running]]
                 before = torch.stack([after[parent + 1][i] for i, parent in enumerate(parents)])
-            queries = (_unit(q[tokens]) * layer.scale).repeat_interleave(shared, 1)
-            keys = _unit(k[tokens]).repeat_interleave(shared, 1)
+            queries = (unit_heads(q[tokens]) * layer.scale).repeat_interleave(shared, 1)
+            keys = unit_heads(k[tokens]).repeat_interleave(shared, 1)
             answer, now = _advance(before, queries, keys, v[tokens].float(), decay[tokens], ready.beta[tokens])
             out[tokens] = answer.to(out.dtype)
             states = torch.cat([now, states[running:]])
@@ -157,11 +151,6 @@ def _keep(now: Tensor, rows: list[int], at: int, state: LinearState, pool: State
     if kept:
         which, slots = (torch.tensor(part, device=now.device) for part in zip(*kept, strict=True))
         pool.ssm[slots] = stored[which].to(pool.ssm.dtype)
-
-
-def _unit(x: Tensor) -> Tensor:
-    x = x.float()
-    return x * (x.square().sum(-1, keepdim=True) + _EPS).rsqrt()
 
 
 def _values_first(states: Tensor, pool: StatePool) -> Tensor:

@@ -22,6 +22,7 @@ from backstamp.linear_checks import (
     check_linear_call,
     linear_refusal,
 )
+from backstamp.linear_math import first_slots
 from backstamp_linear_attn.flashinfer_prefill import run_chunked
 
 __all__ = ["GdnRows"]
@@ -134,11 +135,9 @@ class GdnRows:
             needed = "at least two tokens a row, as many in each; rows without any last"
             raise linear_refusal(self._request, "qo_indptr_host", needed, str(lens), "verify")
         rows = num_rows if width else 0
-        if batch.slot_table is None or batch.num_accepted is None:
-            read, write = batch.slots[:rows].to(torch.int32, copy=True), None
-        else:
-            column = batch.num_accepted[:rows, None].long() - 1
-            read = batch.slot_table[:rows].gather(1, column)[:, 0].to(torch.int32).contiguous()
+        # a tensor of its own, aligned as the library wants it
+        read, write = first_slots(batch)[:rows].to(torch.int32, copy=True), None
+        if batch.slot_table is not None:
             write = batch.slot_table[:rows, :width].to(torch.int32).contiguous()
             # "NO negative-padding promise": it would write outside the pool. One look at the device a step
             if bool(((write < 0) & (read >= 0)[:, None]).any()):

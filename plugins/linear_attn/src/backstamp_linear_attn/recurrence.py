@@ -33,7 +33,7 @@ def _state_offsets(ks, vs, stride, V_FIRST: tl.constexpr):
     return ks[None, :] * stride + vs[:, None]
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "table_width"])
 def advance_rows(
     q_ptr,
     k_ptr,
@@ -73,6 +73,7 @@ def advance_rows(
     kept_stride_head,
     kept_stride_line,
     table_stride,
+    table_width,
     parents_stride,
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -101,8 +102,10 @@ def advance_rows(
     stop = tl.load(qo_indptr + row + 1, mask=there, other=num_tokens).to(tl.int64)
     if FORM == "slot_table":
         line = table_ptr + row.to(tl.int64) * table_stride
-        column = tl.load(accepted_ptr + row, mask=there, other=1) - 1
-        first = tl.load(line + column, mask=there, other=-1).to(tl.int64)
+        accepted = tl.load(accepted_ptr + row, mask=there, other=0)
+        # any other count is a pad's: its entry would be another row's
+        counted = (accepted >= 1) & (accepted <= table_width)
+        first = tl.load(line + accepted - 1, mask=counted, other=-1).to(tl.int64)
     else:
         line = table_ptr
         first = tl.load(slots_ptr + row, mask=there, other=-1).to(tl.int64)

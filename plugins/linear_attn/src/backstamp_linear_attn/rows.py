@@ -125,6 +125,7 @@ class TritonRows:
                 *pool.ssm.stride()[:3],
                 *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
                 0 if table is None else table.stride(0),
+                0 if table is None else table.shape[1],
                 0 if parents is None else parents.stride(0),
                 HEADS=layer.num_kv_heads,
                 SHARED=layer.num_kv_heads // layer.num_qo_heads,
@@ -144,14 +145,17 @@ class TritonRows:
     def _refresh(self, state: RowsStep, fresh: RowsStep) -> RowsStep:
         old, new = state.batch, fresh.batch
         for field in fields(LinearBatch):
-            if field.name in ("qo_indptr_host", "phase"):
+            # no launch depends on these
+            if field.name in ("qo_indptr_host", "max_q_len", "phase"):
                 continue
             kept: object = getattr(old, field.name)
             given: object = getattr(new, field.name)
             if isinstance(kept, Tensor) and isinstance(given, Tensor) and kept.shape == given.shape:
-                if kept.data_ptr() == given.data_ptr():
+                same = kept.data_ptr() == given.data_ptr()
+                if same and _steps(kept) == _steps(given):
                     continue
-                if field.name != "intermediate":
+                # another view of the same memory would be copied onto itself
+                if field.name != "intermediate" and not same:
                     kept.copy_(given)
                     continue
             elif not isinstance(kept, Tensor) and not isinstance(given, Tensor) and kept == given:
@@ -159,3 +163,8 @@ class TritonRows:
             needed = "as the recorded step has it; plan a new state"
             raise linear_refusal(self._request, field.name, needed, "another", new.phase)
         return state
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides that say where an entry lies: those of more than one."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
