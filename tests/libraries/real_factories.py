@@ -14,12 +14,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from backstamp.catalogue import Catalogue, Row
 from backstamp.factory_loading import Factory, load_factory
 from backstamp.installation import library_name
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.dsa import flash_mla
+from tests.plugins.dsa.test_npu import ATTEND, METADATA
 from tests.plugins.fa3.kernels import MODULES as OPERATOR_MODULES
 from tests.plugins.fa3.operators import fake_operator
 from tests.plugins.flashinfer.library import make_library
@@ -95,6 +97,15 @@ def _flashinfer(patch: pytest.MonkeyPatch, operators: ExitStack) -> None:
     linear.flashinfer(patch)
 
 
+def _custom_ops(patch: pytest.MonkeyPatch, operators: ExitStack) -> None:
+    """The package that registers the operators of sparse attention on Ascend, with their schemas."""
+    patch.setitem(sys.modules, "custom_ops", ModuleType("custom_ops"))
+    library = torch.library.Library("custom", "FRAGMENT")
+    operators.callback(library._destroy)
+    for schema in (METADATA, ATTEND):
+        library.define(schema)
+
+
 def _stand_in_for_amx(patch: pytest.MonkeyPatch) -> None:
     """The CPU the plan is for has AMX tiles, this one may not: the factory's own question of it is not asked."""
     patch.setattr(sys.modules["backstamp_cpu.backend"], "check_amx", lambda who: None)
@@ -107,6 +118,7 @@ def _never_called(**arguments: Any) -> tuple[Any, ...]:
 #: How each library is stood in for, by distribution.
 STAND_INS: dict[str, Callable[[pytest.MonkeyPatch, ExitStack], object]] = {
     "amd-aiter": _recorded("amd-aiter", "amd-aiter-dsv4"),
+    "custom-ops": _custom_ops,
     "fla-core": lambda patch, operators: linear.fla_core(patch),
     "flashinfer-python": _flashinfer,
     "mate": _recorded("mate"),
