@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from backstamp.engine import EngineFacts
     from backstamp.errors import BackstampError
     from backstamp.factories import BuildRequest, Built
+    from backstamp.forward import check_entry
     from backstamp.host import HostFacts, load_host, this_host
     from backstamp.job import resolve_job
     from backstamp.launch import Launch, Requests, make_launch
@@ -72,6 +73,7 @@ __all__ = [
     "agree",
     "build",
     "build_catalogue",
+    "check_entry",
     "check_lock",
     "compare",
     "compile_for",
@@ -125,6 +127,7 @@ _HOMES = {
     "agree": "agreement",
     "build": "construction",
     "build_catalogue": "catalogue",
+    "check_entry": "forward",
     "check_lock": "drift",
     "compare": "agreement",
     "compile_for": "compiled",

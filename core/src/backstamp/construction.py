@@ -21,7 +21,7 @@ from backstamp.declarations import Phase, Slot
 from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
 from backstamp.factory_loading import Factory, load_factory
-from backstamp.forward import linear_phase_of, phase_of
+from backstamp.forward import check_entry, linear_phase_of, phase_of
 from backstamp.linear import LinearAttnBackends, settle_linear_attn_backends
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
@@ -75,14 +75,16 @@ class RunnerBackends:
         return self.plan.phase("prefill").kernel, self.plan.phase(decode).kernel
 
     def serving_attention_backend(self, mode: str, group: int = 0) -> object:
-        """The backend that serves a phase or a forward mode, for one group of layers.
+        """The backend that serves a phase or a forward mode, for one group of layers; one swapped in after start is
+        held against both.
 
         Raises:
-            BadInput: an unknown mode, or a phase this runner never runs.
+            BadInput: an unknown mode, or a phase this runner never runs. Unstamped, BuiltMismatch: as `check_entry`.
         """
         phase = mode if mode in [row.phase for row in self.plan.phases] else phase_of(mode)
         for (at, index), built in self.objects.items():
             if at == phase and index == group:
+                check_entry(built, phase)
                 return built
         running = ", ".join(row.phase for row in self.plan.running)
         raise BadInput(f"{self.plan.role} of {self.plan.model}", needed=f"a phase it runs ({running})", found=phase)
@@ -93,11 +95,13 @@ class RunnerBackends:
         A draft's phases run by the halves they follow: draft_decode by decode, draft_extend by prefill.
 
         Raises:
-            BadInput: an unknown mode, or a phase whose linear layers this runner never runs.
+            BadInput: an unknown mode, or a phase whose linear layers this runner never runs. Unstamped, BuiltMismatch:
+            as `check_entry`.
         """
         phase = linear_phase_of(mode)
         for (at, index), built in self.linear_objects.items():
             if at == phase and index == group:
+                check_entry(built, phase)
                 return built
         running = ", ".join(row.phase for row in _running_linear(self.plan)) or "none: it has no linear layers"
         who = f"linear attention of {self.plan.model} ({self.plan.role})"

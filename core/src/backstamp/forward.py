@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from backstamp.attention import Batch, KVIndex
 from backstamp.declarations import PHASES, Phase
 from backstamp.errors import BadInput, BuiltMismatch
-from backstamp.stamp import Stamp, read_stamp
+from backstamp.stamp import Stamp, parts_of, read_stamp
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,22 +66,25 @@ def linear_phase_of(name: str) -> Phase:
 
 
 def check_entry(backend: object, mode: str) -> Stamp:
-    """Hold the backend a forward is about to use against the mode: an engine that lets backends be swapped calls it.
+    """Hold the backend a forward is about to use, and each of its steps, against a phase or a forward mode; its stamp.
+
+    A runner calls it for what it hands out; an engine that keeps backends itself, on entry to a forward.
 
     Raises:
         Unstamped: it carries no stamp, because it was swapped in after start. BuiltMismatch: it was built for other
-        phases. BadInput: an unknown mode.
+        phases. ContainerWithoutChildren: its steps cannot be read. BadInput: an unknown mode.
     """
-    stamp = read_stamp(backend)
-    phase = linear_phase_of(mode) if stamp.slot == "linear" else phase_named(mode)
-    if phase not in stamp.phases:
-        raise BuiltMismatch(
-            f"forward mode {mode}",
-            needed=f"a backend built for {phase}",
-            found=f"{stamp.kernel} ({stamp.role}), built for {', '.join(stamp.phases)}",
-            fix="Ask the runner: serving_attention_backend(mode)",
-        )
-    return stamp
+    stamps = [read_stamp(part) for part in parts_of(backend)]
+    for stamp in stamps:
+        phase = linear_phase_of(mode) if stamp.slot == "linear" else phase_named(mode)
+        if phase not in stamp.phases:
+            raise BuiltMismatch(
+                f"forward mode {mode}",
+                needed=f"a backend built for {phase}",
+                found=f"{stamp.kernel} ({stamp.role}), built for {', '.join(stamp.phases)}",
+                fix=f"Use what build() made for {phase}",
+            )
+    return stamps[0]
 
 
 def split_batch(batch: Batch, tail_qo_indptr: Tensor | None = None) -> tuple[Batch | None, Batch | None]:
