@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from backstamp.catalogue import Catalogue, Row
+import backstamp
+from backstamp.catalogue import Catalogue, Row, build_catalogue
 from backstamp.construction import Factory, RunnerBackends, RunnerShape, build
 from backstamp.declarations import Alias
+from backstamp.discovery import discover
+from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, BuiltMismatch, ConflictingRequest, Unstamped
 from backstamp.factories import BuildRequest, Built
 from backstamp.launch import Requests, make_launch
@@ -21,10 +24,12 @@ from backstamp.linear import (
     resolve_linear_attn_backends,
     stamp_linear_attn_backends,
 )
-from backstamp.model import default_model
+from backstamp.model import default_model, model_from_config
+from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp, verify_consumed
 from backstamp.testing.fakes import RecordingBackend, catalogue_of, fake_plugin, recording_factory
 from backstamp.testing.hosts import described_host
+from tests.models import config
 from tests.resolving import kernel
 from tests.scenes import DENSE, GATED, model_with, plan_with
 
@@ -148,6 +153,47 @@ def test_a_stamp_that_contradicts_the_plan_is_refused_with_both_kernels() -> Non
         built(runner)
     assert caught.value.needed == "flashinfer for prefill, as planned"
     assert caught.value.found == "triton for prefill, stamped on the runner"
+
+
+LAUNCHES = {
+    "unset": Requests(),
+    "drafting": SPEC,
+    "asked": Requests(linear_attn_decode_backend="torch_native", linear_attn_prefill_backend="torch_native"),
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize("model", ["hybrid", "kda"])
+@pytest.mark.parametrize("host", ["h100", "b200", "mi300x", "ascend910b", "epyc"])
+def test_a_runner_stamped_as_its_plan_says_is_built_on_every_host(host: str, model: str, launch: str) -> None:
+    """The path an engine is told: an explicit choice wins, and every default is what the plan came to."""
+    catalogue, facts = build_catalogue(discover()), model_from_config(config(model))
+    asked = make_launch(LAUNCHES[launch])
+    plan = resolve(asked, EngineFacts(), facts, described_host(host), catalogue)
+    assert plan.linear is not None
+    runner, left_alone = RunnerShape(), RunnerShape()
+    planned = backstamp.linear_attn_backends_in(plan)
+    assert planned is not None
+    backstamp.stamp_linear_attn_backends(runner, planned)
+    build(plan, runner, catalogue, load=recording_factory)
+    build(plan, left_alone, catalogue, load=recording_factory)
+    assert linear_attn_backends_of(runner) is planned
+    assert linear_attn_backends_of(left_alone) == planned
+    assert (planned.decode, planned.prefill) == (plan.linear.decode.kernel, plan.linear.prefill.kernel)
+    assert launch != "asked" or (planned.decode, planned.prefill) == ("torch_native", "torch_native")
+    # the plan's prefill is the default an engine may hand on; its own choice still wins
+    assert resolve_linear_attn_backends(asked, planned.prefill).prefill == planned.prefill
+
+
+def test_an_unstamped_runner_is_told_what_build_would_take() -> None:
+    """The remedy of the error is the path above, not one that `build` refuses."""
+    with pytest.raises(Unstamped) as caught:
+        linear_attn_backends_of(RunnerShape())
+    assert "stamp_linear_attn_backends(runner, linear_attn_backends_in(plan))" in caught.value.fix
+    runner = RunnerShape()
+    stamp_linear_attn_backends(runner, LinearAttnBackends("x", "x", "x"))
+    with pytest.raises(ConflictingRequest, match=r"linear_attn_backends_in\(plan\), or leave it to build"):
+        built(runner)
 
 
 def test_a_linear_factory_that_answers_an_alias_is_refused() -> None:

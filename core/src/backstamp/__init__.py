@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from backstamp.host import HostFacts, load_host, this_host
     from backstamp.job import resolve_job
     from backstamp.launch import Launch, Requests, make_launch
+    from backstamp.linear import linear_attn_backends_in, stamp_linear_attn_backends
     from backstamp.lock import Lock, lock_from_json, lock_text, locked_distributions, make_lock
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
@@ -80,6 +81,7 @@ __all__ = [
     "default_model",
     "differences",
     "discover",
+    "linear_attn_backends_in",
     "load_host",
     "load_model",
     "lock_from_json",
@@ -94,6 +96,7 @@ __all__ = [
     "resolve",
     "resolve_job",
     "resolve_on",
+    "stamp_linear_attn_backends",
     "this_host",
     "unregister",
     "write_record",
@@ -134,6 +137,7 @@ _HOMES = {
     "default_model": "model",
     "differences": "agreement",
     "discover": "discovery",
+    "linear_attn_backends_in": "linear",
     "load_host": "host",
     "load_model": "model",
     "lock_from_json": "lock",
@@ -148,6 +152,7 @@ _HOMES = {
     "resolve": "resolution",
     "resolve_job": "job",
     "resolve_on": "resolution",
+    "stamp_linear_attn_backends": "linear",
     "this_host": "host",
     "write_record": "records",
     "unregister": "registration",

@@ -1,7 +1,8 @@
 """The linear-attention kernels of one runner, stamped on it before anything that reads them is built.
 
-In: a launch and, as an argument, the default of prefill; or a plan. Out: a frozen `LinearAttnBackends`. Nothing here is
-process-wide: building a draft never changes its target, and a default is never written back into the launch.
+In: a plan; or, where an engine chooses without one, a launch and as an argument the default of prefill. Out: a frozen
+`LinearAttnBackends`. Nothing here is process-wide: building a draft never changes its target, and a default is never
+written back into the launch.
 
 Source: SGLang #34376, #33492.
 
@@ -63,7 +64,8 @@ def resolve_linear_attn_backends(
     """What the operator asked for, and for prefill this runner's default where nothing was asked.
 
     `prefill_default` is a kernel, or a gate that may probe the device to name one; it is not called where the operator
-    chose.
+    chose. It knows no host: what is left unset is triton, whatever a plan came to. A runner that is built from a plan
+    is stamped with `linear_attn_backends_in(plan)`, which `build` does where the runner carries nothing.
     """
     decode, prefill, verify = launch.linear("decode"), launch.linear("prefill"), launch.linear("verify")
     default = None
@@ -81,7 +83,8 @@ def flashinfer_prefill_on_sm100(model: ModelFacts, read_host: Callable[[], HostF
     """The gate of prefill's default: flashinfer on SM100 and SM103 for a runner of gated delta nets, else none.
 
     The host is read when the gate is asked, which is only where the operator named no prefill kernel; a model without
-    a gated delta net never has it read.
+    a gated delta net never has it read. With a plan the default is `linear_attn_backends_in(plan).prefill`: what `auto`
+    ranks first on its host.
     """
 
     def gate() -> str | None:
@@ -94,9 +97,10 @@ def flashinfer_prefill_on_sm100(model: ModelFacts, read_host: Callable[[], HostF
 
 
 def linear_attn_backends_in(plan: Plan) -> LinearAttnBackends | None:
-    """What a plan settled on, None for a runner without linear layers.
+    """What a plan settled on, None for a runner without linear layers: what was asked for, else what `auto` came to.
 
-    The kernel of a verify phase that never runs is the one an unset request would have come to.
+    A runner stamped with it before `build` is built as it is. The kernel of a verify phase that never runs is the one
+    an unset request would have come to.
     """
     if plan.linear is None:
         return None
@@ -174,5 +178,5 @@ def _unstamped(who: str) -> Unstamped:
         who,
         needed="its linear-attention kernels stamped before a backend reads them",
         found=f"none in {ATTRIBUTE}",
-        fix="Call stamp_linear_attn_backends(runner, resolve_linear_attn_backends(launch)) first",
+        fix="Call stamp_linear_attn_backends(runner, linear_attn_backends_in(plan)) first, as build() does",
     )
