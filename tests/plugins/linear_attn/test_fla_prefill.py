@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -163,3 +165,24 @@ def test_a_package_that_would_run_in_its_place_is_refused(family, package, tmp_p
     monkeypatch.delenv(f"FLA_{package.upper()}")
     monkeypatch.setenv("FLA_DISABLE_BACKEND_DISPATCH", "1")
     assert build_fla_prefill(request).kernel == "triton"
+
+
+def test_every_kernel_of_a_call_compiles_inside_its_announcement(monkeypatch):
+    """Those that carry states in and out are compiled on first use as the library's are."""
+    module, seen = import_module("backstamp_linear_attn.fla_prefill"), []
+
+    @contextmanager
+    def compiling(kernel, what):
+        seen.append(f"{kernel}: {what}")
+        yield
+        seen.append("done")
+
+    def noted(name):
+        real = getattr(module, name)
+        return lambda *arguments: seen.append(name) or real(*arguments)
+
+    for name in ("load_states", "store_states"):
+        monkeypatch.setattr(module, name, noted(name))
+    monkeypatch.setattr(module, "compiling", compiling)
+    run(build_fla_prefill, OFFERS["gdn"], step("prefill", PREFILL["ragged"], **FP16), **BUILT)
+    assert seen == ["triton: gdn prefill fp16 d16/32", "load_states", "store_states", "done"]
