@@ -154,6 +154,7 @@ CALLS = {
     "v-dtype": ("kv.v", lambda d: _cache(d, v=d.kv.v.half())),
     "v-gaps": ("kv.v", lambda d: _cache(d, v=_padded(d.kv.v))),
     "v-device": ("kv.v device", lambda d: _cache(d, v=_away(d.kv.v))),
+    "v-fewer-pages": ("kv.v", lambda d: _cache(d, v=d.kv.v[:1])),
     "out-tokens": ("out", lambda d: {"out": torch.empty(2, 4, 64)}),
     "out-heads": ("out", lambda d: {"out": torch.empty(3, 2, 64)}),
     "out-dim": ("out", lambda d: {"out": torch.empty(3, 4, 32)}),
@@ -164,9 +165,11 @@ CALLS = {
     "lse-heads": ("lse", lambda d: {"lse": torch.empty(3, 2)}),
     "lse-dtype": ("lse", lambda d: {"lse": torch.empty(3, 4, dtype=torch.float16)}),
     "lse-device": ("lse device", lambda d: {"lse": _away(torch.empty(3, 4))}),
+    "sinks-short": ("sinks", lambda d: {"layer": dataclasses.replace(d.layer, sinks=torch.zeros(1))}),
     "sinks-gaps": ("sinks", lambda d: {"layer": dataclasses.replace(d.layer, sinks=torch.zeros(8)[::2])}),
     "sinks-device": ("sinks device", lambda d: {"layer": dataclasses.replace(d.layer, sinks=_away(torch.zeros(4)))}),
     "layer-dim": ("head_dim of layer 0", lambda d: {"layer": dataclasses.replace(d.layer, v_head_dim=512)}),
+    "both-ways": ("causal", lambda d: {"layer": dataclasses.replace(d.layer, attn_type="encoder")}),
     "no-keys": ("kv", lambda d: {"kv": None}),
 }
 
@@ -216,6 +219,7 @@ def test_forward_refuses_ragged_keys_the_kernel_would_misread(field, changes):
 LATENT_CALLS = {
     "ragged-keys": ("kv", lambda d: {"kv": None, "new": RaggedKV(k=d.q, v=d.q, kv_indptr=d.batch.qo_indptr)}),
     "values-beside-keys": ("kv.v", lambda d: _cache(d, v=d.kv.k[..., :512])),
+    "parts-swapped": ("q", lambda d: {"q": d.q_rope, "q_rope": d.q}),
     "q_rope-dtype": ("q_rope", lambda d: {"q_rope": d.q_rope.half()}),
     "q_rope-gaps": ("q_rope", lambda d: {"q_rope": _padded(d.q_rope)}),
     "q_rope-device": ("q_rope device", lambda d: {"q_rope": _away(d.q_rope)}),
@@ -227,9 +231,9 @@ def test_forward_refuses_a_latent_call_the_kernel_would_misread(field, changes):
     """Values lie inside the keys of the cache; the rotary part of a query may come apart."""
     drawn = make(LATENT)
     backend = build_mla(drawn.request).backend
-    call = {"kv": drawn.kv, "layer": drawn.layer, "state": backend.plan(drawn.batch), "q_rope": drawn.q_rope}
+    call = {"q": drawn.q, "kv": drawn.kv, "layer": drawn.layer, "state": backend.plan(drawn.batch)}
     with pytest.raises(UnsupportedBatch) as refusal:
-        backend.forward(drawn.q, **call | changes(drawn))
+        backend.forward(**call | {"q_rope": drawn.q_rope} | changes(drawn))
     assert refusal.value.needed.startswith(f"{field}:")
 
 

@@ -15,7 +15,6 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest, Built
 from backstamp.jit_notice import Announcer
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
-from backstamp_triton.checks import check_layer_tensors, check_step_tensors
 from backstamp_triton.combine import combine_splits
 from backstamp_triton.configs import resident_tiles, split_count, tile_config
 from backstamp_triton.layers import PreparedLayer, prepare_layer
@@ -78,12 +77,11 @@ class TritonAttention:
         """Check the batch and note what a launch needs; with `state`, bring its tensors up to date in place.
 
         Raises:
-            UnsupportedBatch: what the row does not declare, tensors the kernel cannot address, or another launch than
-                the recorded one.
+            UnsupportedBatch: what the row does not declare, half an index, a tree with gaps, or another launch than the
+                recorded one.
         """
         form = check_batch(self._request, batch, capture=capture, row_causal=True, left_padding=True)
-        check_step_tensors(self._request, batch, form)
-        step = new_step(batch, form)
+        step = new_step(self._request, batch, form)
         return step if state is None else refresh(self._request, state, step)
 
     def replan(self, state: Step) -> None:
@@ -105,11 +103,10 @@ class TritonAttention:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`.
 
         Raises:
-            UnsupportedBatch: what the row does not declare, or tensors the kernel cannot address.
+            UnsupportedBatch: what the row does not declare.
         """
         batch = state.batch
         check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
-        check_layer_tensors(self._request, kv, layer, batch, state.form, out=out, lse=lse, new=new)
         known = self._layers.get(layer.layer_id)
         if known is None or known.spec is not layer:
             known = self._layers[layer.layer_id] = self._prepare(layer)

@@ -1,7 +1,8 @@
 """One planned step: what `forward` needs of a batch, and how a recorded step takes another one.
 
-In: a `Batch` that the checks have let through. Out: a `Step`, or an `UnsupportedBatch` where a recorded one cannot take
-it. It must never read a device value, and launches nothing but the copies `refresh` needs.
+In: a `Batch` that the shared checks have let through. Out: a `Step`, or an `UnsupportedBatch` for what only this kernel
+cannot read, and where a recorded step cannot take it. It must never read a device value, and launches nothing but the
+copies `refresh` needs.
 """
 
 from __future__ import annotations
@@ -58,8 +59,20 @@ class Step:
     launches: dict[tuple[int, int, int, int], Launch] = field(default_factory=dict)
 
 
-def new_step(batch: Batch, form: IndexForm) -> Step:
-    """Read a checked batch whose index has this form into a new step."""
+def new_step(request: BuildRequest, batch: Batch, form: IndexForm) -> Step:
+    """Read a batch that the shared checks have let through into a new step; `form` is what they answered.
+
+    Raises:
+        UnsupportedBatch: half an index, which is no step of ragged keys, or a tree whose rows have gaps.
+    """
+    halves = [name for name, tensor in _index_fields(batch.index) if tensor is not None] if form == "none" else []
+    if halves:
+        needed = "page_table, kv_indptr with kv_indices, or table with row_ids"
+        raise refusal(request, "index", needed, f"only {', '.join(halves)}", phase=batch.phase)
+    if batch.tree is not None and batch.tree.buffer.stride(-1) != 1:
+        raise refusal(
+            request, "tree.buffer", "a last stride of 1", str(batch.tree.buffer.stride(-1)), phase=batch.phase
+        )
     tree = "no" if batch.tree is None else batch.tree.kind
     causal = "rows"
     if isinstance(batch.causal, bool):
@@ -111,6 +124,16 @@ def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
             continue
         _copy_into(request, target, source)
     return state
+
+
+def _index_fields(index: KVIndex) -> tuple[tuple[str, Tensor | None], ...]:
+    return (
+        ("page_table", index.page_table),
+        ("kv_indptr", index.kv_indptr),
+        ("kv_indices", index.kv_indices),
+        ("table", index.table),
+        ("row_ids", index.row_ids),
+    )
 
 
 def _index_tensors(index: KVIndex, form: IndexForm) -> tuple[Tensor | None, Tensor | None]:
