@@ -312,6 +312,7 @@ def test_a_later_row_that_serves_more_is_left_alone(wider: dict[str, object]) ->
                      {"deterministic": True, "alignment_tokens": 64}, id="finer-alignment"),
         pytest.param({"phases": frozenset({"prefill"})}, {"phases": frozenset({"decode"})}, id="other-phases"),
         pytest.param({"runtimes": ("cuda>=13",)}, {}, id="older-runtimes"),
+        pytest.param({"group_sizes": ((1, 32),)}, {}, id="more-heads"),
         pytest.param(
             {"device": "cpu", "archs": ("x86_64",), "cpu_features": frozenset({"amx_tile"})},
             {"device": "cpu", "archs": ("x86_64",)}, id="fewer-cpu-features",

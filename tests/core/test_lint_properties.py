@@ -40,6 +40,7 @@ FIELDS: dict[str, st.SearchStrategy[object]] = {
     "dtypes": some("bf16", "fp16"),
     "kv_dtypes": some("same", "bf16", "e4m3fn"),
     "head_dims": st.sampled_from([(64,), (128,), (64, 128), ("any",)]),
+    "group_sizes": st.sampled_from([("any",), (4,), ((1, 4),), (4, (8, 16))]),
     "page_sizes": st.sampled_from([PageSizes(preferred=16, multiple_of=16), PageSizes(preferred=64, exact=(64,))]),
     "features": any_of("window", "tree_mask", "topk", "lse"),
     "needs": any_of("spec", "tp", "spec+tp", "draft"),

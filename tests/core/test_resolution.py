@@ -20,7 +20,7 @@ from backstamp.errors import (
 )
 from backstamp.launch import Requests, make_launch
 from backstamp.measurements import Measurements
-from backstamp.model import default_model, model_from_config
+from backstamp.model import LayerFacts, LayerGroup, default_model, model_from_config
 from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
@@ -73,6 +73,7 @@ def test_every_candidate_has_a_verdict_with_its_reason() -> None:
         ({"device": "rocm", "archs": ("gfx942",)}, "device"),
         ({"dtypes": frozenset({"fp16"})}, "dtype"),
         ({"head_dims": (64,)}, "head_dim"),
+        ({"group_sizes": (3, (5, 9))}, "group_size"),
         ({"family": "mla"}, "family"),
         ({"phases": frozenset({"prefill"})}, "phase"),
         ({"prefix": False}, "prefix"),
@@ -431,3 +432,23 @@ def test_the_digest_covers_what_runs_and_nothing_else() -> None:
 def test_any_is_written_out_for_archs() -> None:
     """ANY archs accept a host nobody listed."""
     assert kernels(plan_of([kernel("a", archs=ANY)], host="gb10"))["decode"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dcp", "fits"),
+    [
+        pytest.param(1, 1, False, id="one-rank-has-8-a-head"),
+        pytest.param(4, 1, False, id="ranks-share-both-alike"),
+        pytest.param(16, 1, True, id="ranks-share-a-key-head"),
+        pytest.param(3, 1, True, id="no-even-share-is-not-asked-about"),
+        pytest.param(8, 2, True, id="gathered-queries-are-the-engines"),
+    ],
+)
+def test_heads_are_counted_as_one_rank_has_them(ranks: int, dcp: int, fits: bool) -> None:
+    """Tensor parallelism splits query heads and key heads, and a key head is never split: 64 over 8."""
+    layer = LayerFacts(family="mha", num_qo_heads=64, num_kv_heads=8, head_dim=128, v_head_dim=128)
+    model = replace(default_model(), groups=(LayerGroup("main", layer, (0,)),))
+    few = kernel("few", priority=99, group_sizes=((1, 4),), features=frozenset({"lse"}))
+    offers = [few, kernel("any", features=frozenset({"lse"}))]
+    plan = plan_of(offers, Requests(tp_size=ranks, dcp_size=dcp), model=model)
+    assert (plan.phase("decode").kernel == "few") is fits

@@ -26,6 +26,7 @@ __all__ = [
     "FamilyDefault",
     "FeatureDefault",
     "GraphLevel",
+    "GroupSizes",
     "Half",
     "Offer",
     "PageSizes",
@@ -99,6 +100,7 @@ SITUATIONS: Final[frozenset[str]] = frozenset(
 )
 
 HeadDims: TypeAlias = "tuple[int | tuple[int, int] | str, ...]"
+GroupSizes: TypeAlias = "tuple[int | tuple[int, int] | str, ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ class Offer:
         dtypes: query dtypes ("fp16", "bf16", "fp32"). kv_dtypes: cache dtypes ("same" is the query's own).
         kv_dtype_names: operator names this row maps, for example {"fp8_e4m3": "e4m3fn"}.
         head_dims: d for (d, d), or (qk, v) pairs, or `ANY`. MLA rows give the absorbed pair (576, 512).
+        group_sizes: query heads a KV head on one rank, as numbers and (least, most) ranges, or `ANY`. MLA has one KV
+            head, so there they are all its query heads.
         page_sizes: pages the kernel reads. kv_forms: "paged", "ragged". index_forms: "page_table", "csr", "indirect".
         prefix: whether queries may attend over tokens cached by earlier steps.
         features: members of `FEATURES`.
@@ -180,6 +184,7 @@ class Offer:
     dtypes: frozenset[str]
     head_dims: HeadDims
     page_sizes: PageSizes
+    group_sizes: GroupSizes = ANY
     slot: Slot = "attention"
     priority: int = 50
     requires: tuple[str, ...] = ()

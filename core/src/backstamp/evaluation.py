@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from backstamp.declarations import Phase
 from backstamp.engine import EngineFacts
-from backstamp.hostfit import HostRow
+from backstamp.hostfit import HostRow, group_fits
 from backstamp.index import SlotIndex, bits_of
 from backstamp.plan_rows import Verdict
 from backstamp.refusal_words import INSTALLATION_CHECK, WORDS, Told
@@ -38,6 +38,7 @@ class Question(NamedTuple):
 
     Attributes:
         dims: (head_dim, v_head_dim) of every layer. kv_dtype: canonical cache dtype; kv_name: as the operator wrote it.
+        groups: query heads a KV head of every layer on one rank, as far as the launch tells them.
         features: what the layers need of `FEATURES`. words: what holds: situations, features and the KV dtype.
         sinks: dtypes of the stored sinks, none without sinks.
         allowed: the only kernels the model's family allows, None for all; `allowed_by` names who says so.
@@ -47,6 +48,7 @@ class Question(NamedTuple):
 
     family: str
     dims: frozenset[tuple[int, int]]
+    groups: frozenset[int]
     features: frozenset[str]
     dtype: str
     kv_dtype: str
@@ -207,6 +209,8 @@ def _checks(index: SlotIndex, question: Question) -> Iterator[tuple[str, int]]:
     # sets iterate in another order in every process, and which check refuses is part of the plan
     for dim in sorted(question.dims):
         yield "head_dim", has["dim"].get(dim, 0) | open_dims
+    for size in sorted(question.groups):
+        yield "group_size", any_of(mask for sizes, mask in index.groups if group_fits(sizes, size))
     for feature in sorted(question.features):
         yield "feature", has["feature"].get(feature, 0)
     for stored in question.sinks:
@@ -262,7 +266,9 @@ def _phase_checks(index: SlotIndex, question: Question, needs: PhaseNeeds) -> It
 
 
 #: Checks of what a kernel may offer on other machines only.
-_ELSEWHERE: Final = frozenset({"family", "phase", "dtype", "head_dim", "feature", "phase_feature", "kv_dtype"})
+_ELSEWHERE: Final = frozenset(
+    {"family", "phase", "dtype", "head_dim", "group_size", "feature", "phase_feature", "kv_dtype"}
+)
 
 
 def _refused(kernel: str, check: str, index: SlotIndex, rows: int, lost: int, mask: int, told: Told) -> Verdict:

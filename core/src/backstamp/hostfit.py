@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backstamp.catalogue import Row
-from backstamp.declarations import ANY, GRAPH_LEVELS, Offer
+from backstamp.declarations import ANY, GRAPH_LEVELS, GroupSizes, Offer
 from backstamp.host import HostFacts
 from backstamp.installation import INSTALL_DEPTH, INSTALLATION, Installed, Refusal, installation_of, library_name
 from backstamp.plan_rows import LibraryRef, PluginRef
@@ -28,6 +28,8 @@ __all__ = [
     "arch_words",
     "archs_fit",
     "dims_words",
+    "group_fits",
+    "group_words",
     "host_row",
 ]
 
@@ -161,6 +163,25 @@ def dims_words(dims: Iterable[tuple[int, int]]) -> str:
     mixed = [f"{qk}/{v}" for qk, v in pairs if qk != v]
     # a kernel that takes every pair of its sizes says so once
     return ", ".join(same + mixed) if len(mixed) <= 6 else f"{', '.join(same)} in any pair"
+
+
+def group_fits(sizes: GroupSizes, group: int) -> bool:
+    """Whether so many query heads a KV head are declared.
+
+    .. versionadded:: 0.2
+    """
+    if sizes == ANY:
+        return True
+    return any(size[0] <= group <= size[1] if isinstance(size, tuple) else size == group for size in sizes)
+
+
+def group_words(sizes: GroupSizes) -> str:
+    """Group sizes as people say them: 1 to 64 or 128.
+
+    .. versionadded:: 0.2
+    """
+    said = [f"{size[0]} to {size[1]}" if isinstance(size, tuple) else str(size) for size in sizes]
+    return " or ".join(filter(None, (", ".join(said[:-1]), said[-1])))
 
 
 def _image_runs(image: str, version: tuple[int, int], forward: Literal["no", "major", "any"]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from backstamp.declarations import PHASES, PageSizes
+from backstamp.declarations import PHASES, GroupSizes, PageSizes
 from backstamp.hostfit import HostRow
 from backstamp.plan_rows import Verdict
 from backstamp.words import words_of
@@ -32,7 +32,8 @@ class SlotIndex:
         needs, excludes: each declared condition, as the words that hold together, with its rows.
         inputs: each needed input with its rows; phase_inputs: the same by phase, of rows that need it there alone.
         sinks: what is declared about stored sinks (dtypes, conversion), with its rows.
-        pages: distinct page-size sets and their rows. renamed: rows that map operator names of KV dtypes.
+        pages, groups: distinct page-size sets and group sizes, with their rows.
+        renamed: rows that map operator names of KV dtypes.
         alignments: each declared prefill alignment with its rows.
         pickable: rows `auto` may take (exact, not interpreted, of one owner).
     """
@@ -52,6 +53,7 @@ class SlotIndex:
     phase_inputs: Mapping[str, tuple[tuple[str, int], ...]]
     sinks: tuple[tuple[frozenset[str], str, int], ...]
     pages: tuple[tuple[PageSizes, int], ...]
+    groups: tuple[tuple[GroupSizes, int], ...]
     renamed: int
     alignments: tuple[tuple[int, int], ...]
     pickable: int
@@ -85,11 +87,13 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
     kernels: dict[str, int] = {}
     has: dict[str, dict[Hashable, int]] = {field: {} for field in _FIELDS}
     pages: dict[PageSizes, int] = {}
+    groups: dict[GroupSizes, int] = {}
     flags = dict.fromkeys(("machine", "nearby", "installed", "renamed", "pickable"), 0)
     for at, row in enumerate(ranked):
         bit = 1 << at
         kernels[row.name] = kernels.get(row.name, 0) | bit
         pages[row.offer.page_sizes] = pages.get(row.offer.page_sizes, 0) | bit
+        groups[row.offer.group_sizes] = groups.get(row.offer.group_sizes, 0) | bit
         for field, value in _declared_values(row):
             has[field][value] = has[field].get(value, 0) | bit
         for flag, holds in _flags(row).items():
@@ -109,6 +113,7 @@ def index_rows(rows: Sequence[HostRow]) -> SlotIndex:
         phase_inputs={phase: _words(has[f"{phase} input"]) for phase in PHASES},
         sinks=tuple((dtypes, words, mask) for (dtypes, words), mask in _pairs(has["sinks"])),
         pages=tuple(pages.items()),
+        groups=tuple(groups.items()),
         alignments=tuple((int(str(tokens)), mask) for tokens, mask in has["alignment"].items()),
         **flags,
     )

@@ -183,6 +183,7 @@ def _model_covers(wide: Offer, narrow: Offer) -> bool:
     return (
         narrow.dtypes <= wide.dtypes
         and (wide.head_dims == ANY or (narrow.head_dims != ANY and _pairs(narrow) <= _pairs(wide)))
+        and (wide.group_sizes == ANY or set(narrow.group_sizes) <= set(wide.group_sizes))
         and narrow.features <= wide.features
         and wide.mask_format == narrow.mask_format
         and narrow.sink_dtypes <= wide.sink_dtypes

@@ -119,6 +119,7 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
     return Question(
         family=groups[0].facts.family,
         dims=frozenset([(group.facts.head_dim, group.facts.v_head_dim) for group in groups]),
+        groups=_group_sizes(groups, launch),
         features=features,
         dtype=facts.model.dtype,
         kv_dtype=facts.kv_dtype,
@@ -134,6 +135,23 @@ def _question(component: str, groups: list[LayerGroup], facts: Facts, situations
         chunk_tokens=launch.chunked_prefill_size,
         bypass=launch.policy.bypass,
         engine=engine,
+    )
+
+
+def _group_sizes(groups: list[LayerGroup], launch: Launch) -> frozenset[int]:
+    """Query heads a KV head as one rank has them; tensor parallelism splits both, and no KV head further than whole.
+
+    Nothing is said of linear mixers, of heads that ranks do not share evenly, and of decode-context parallelism, where
+    the engine says how many queries a rank gathers.
+    """
+    ranks = launch.tp_size
+    if slot_of(groups[0].facts.family) != "attention" or launch.dcp_size > 1:
+        return frozenset()
+    heads = [(group.facts.num_qo_heads, group.facts.num_kv_heads) for group in groups]
+    return frozenset(
+        qo // ranks // max(1, kv // ranks)
+        for qo, kv in heads
+        if qo % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0)
     )
 
 

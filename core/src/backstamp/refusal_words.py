@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from backstamp.hostfit import HostRow, dims_words
+from backstamp.hostfit import HostRow, dims_words, group_fits, group_words
 from backstamp.words import holding, real_dtypes
 
 if TYPE_CHECKING:
@@ -102,6 +102,15 @@ WORDS: Final[Mapping[str, Wording]] = {
         lambda row, told: f"head dim {row.dims_words}",
         lambda rows, told: dims_words(told.question.dims - (rows[0].dims or frozenset())),
         lambda told: f"head dim {dims_words(told.question.dims)}",
+    ),
+    "group_size": Wording(
+        "group_size",
+        "group_sizes",
+        lambda row, told: f"{group_words(row.offer.group_sizes)} query heads a KV head",
+        lambda rows, told: ", ".join(
+            str(size) for size in sorted(told.question.groups) if not group_fits(rows[0].offer.group_sizes, size)
+        ),
+        lambda told: f"{', '.join(map(str, sorted(told.question.groups)))} query heads a KV head",
     ),
     "feature": Wording(
         "feature",

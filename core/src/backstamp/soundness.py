@@ -82,6 +82,7 @@ def _missing(offer: Offer) -> list[str]:
         "phases": offer.phases,
         "dtypes": offer.dtypes,
         "head_dims": offer.head_dims,
+        "group_sizes": offer.group_sizes,
         "kv_dtypes": offer.kv_dtypes,
         "kv_forms": offer.kv_forms,
         "layouts": offer.layouts,
@@ -96,6 +97,10 @@ def _number_faults(offer: Offer) -> Iterator[str]:
         parts: tuple[object, ...] = dim if isinstance(dim, tuple) and len(dim) == 2 else (dim,)
         if dim != "any" and not all(type(part) is int and part >= 1 for part in parts):
             yield f"head_dims needs d, (qk, v) or ANY, got {dim!r}"
+    for size in offer.group_sizes if offer.group_sizes != ANY else ():
+        least, most = size if isinstance(size, tuple) and len(size) == 2 else (size, size)
+        if type(least) is not int or type(most) is not int or not 1 <= least <= most:
+            yield f"group_sizes needs a number, (least, most) or ANY, got {size!r}"
     pages = offer.page_sizes
     if min(pages.preferred, *pages.exact, 1) < 1:
         yield f"page_sizes needs sizes >= 1, got preferred {pages.preferred} and exact {list(pages.exact)}"

@@ -45,6 +45,7 @@ _ROWS: Final[Mapping[str, type]] = {
 _KINDS: Final[tuple[tuple[str, type], ...]] = (
     ("tuple", tuple),
     ("HeadDims", tuple),
+    ("GroupSizes", tuple),
     ("frozenset", frozenset),
     ("Mapping", Mapping),
     ("PageSizes", PageSizes),
@@ -75,7 +76,7 @@ def _row_faults(row: object) -> Iterable[str]:
             yield f"{name} needs {kind.__name__}, got {type(value).__name__}"
         elif isinstance(value, Mapping) and not all(isinstance(part, inner) for part in value.values()):
             yield f"{name} needs {inner.__name__} for every key, got {value!r}"
-        elif not _holds_texts(value) and name != "head_dims":
+        elif not _holds_texts(value) and name not in ("head_dims", "group_sizes"):
             yield f"{name} needs text inside, got {value!r}"
         elif _holds_blanks(value):
             yield f"{name} needs words inside, got an empty one in {value!r}"

@@ -58,6 +58,8 @@ LATENT_DECODE = replace(
     phases=frozenset({"decode"}),
     dtypes=frozenset({"bf16"}),
     head_dims=((576, 512),),
+    # what the caller takes as it is. Source: SGLang 0.5.23, aiter_backend.py:584-610
+    group_sizes=(16, 128),
     page_sizes=PageSizes(preferred=1, exact=(1, 16, 32, 64, 128)),
     index_forms=frozenset({"page_table", "csr", "indirect"}),
     features=frozenset({"topk"}),

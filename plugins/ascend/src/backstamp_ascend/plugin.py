@@ -27,6 +27,7 @@ PACKED = Offer(
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"bf16"}),
     head_dims=(128,),
+    group_sizes=((1, 64),),
     page_sizes=PageSizes(preferred=128, exact=(128, 256, 384, 512)),
     index_forms=frozenset({"page_table", "indirect"}),
     prefix=True,
@@ -59,6 +60,7 @@ LATENT = replace(
     family="mla",
     dtypes=frozenset({"fp16", "bf16"}),
     head_dims=((576, 512),),
+    group_sizes=(1, 2, 4, 8, 16, 32, 64, 128),
     page_sizes=PageSizes(preferred=128, exact=(16, 128)),
     features=frozenset({"topk"}),
     # apart as the library takes them, or one row of both, whose live pages are copied apart in every layer

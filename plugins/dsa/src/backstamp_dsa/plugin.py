@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backstamp.declarations import Alias, Offer, PageSizes
+from backstamp.declarations import ANY, Alias, Offer, PageSizes
 from backstamp.hookspecs import hookimpl
 
 __all__ = ["backstamp_aliases", "backstamp_offers"]
@@ -64,6 +64,8 @@ DSA_ROWS = Offer(
     phases=frozenset({"prefill", "decode", "verify"}),
     dtypes=frozenset({"bf16"}),
     head_dims=((576, 512),),
+    # its kernels have tiles of 64 and of 128 query heads; fewer are padded
+    group_sizes=((1, 128),),
     page_sizes=PageSizes(preferred=64, multiple_of=1),
     index_forms=frozenset({"page_table", "csr", "indirect"}),
     prefix=True,
@@ -97,6 +99,7 @@ DSA_TRITON = replace(
     # compiled on the host it runs on, for that host's chip
     forward_archs="any",
     runtimes=(),
+    group_sizes=ANY,
     dtypes=frozenset({"bf16", "fp16", "fp32"}),
     priority=40,
     requires=TRITON,
@@ -137,6 +140,7 @@ DSV4_ROCM = replace(
     archs=("gfx950",),
     # the oldest ROCm a released wheel was built for. Source: ROCm/aiter, releases v0.1.14.post1 to v0.1.27
     runtimes=("rocm>=7.0",),
+    group_sizes=ANY,
     graph="never",
     # 0.1.19 is the newest release known to lack the gfx950 kernel (vllm-project/vllm 41820, 14 August 2026); which one
     # took a second cache first was not read, so the factory looks at what is installed
@@ -155,6 +159,7 @@ DSV4_NPU = replace(
     device="npu",
     archs=("ascend910b",),
     runtimes=(),
+    group_sizes=ANY,
     # c128 pages hold a multiple of 16 entries (dsv4_memory_pool.py:273), and pages are shared: 16 * 128
     page_sizes=PageSizes(preferred=2048, multiple_of=2048),
     index_forms=frozenset({"page_table"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backstamp.declarations import Alias, Offer, PageSizes
+from backstamp.declarations import ANY, Alias, Offer, PageSizes
 from backstamp.hookspecs import hookimpl
 
 __all__ = ["backstamp_aliases", "backstamp_offers"]
@@ -77,6 +77,8 @@ XQA = Offer(
     dtypes=frozenset({"bf16", "fp16"}),
     # Source: jit/xqa.py takes multiples of 16; these are the padded widths mha.cu splits evenly
     head_dims=(64, 128, 256),
+    # a tile of queries is what one KV head has, and no more than 32 fit. Source: mha.cu, `persistentQ`
+    group_sizes=((1, 32),),
     page_sizes=PageSizes(preferred=64, exact=(16, 32, 64, 128)),
     index_forms=frozenset({"page_table"}),
     prefix=True,
@@ -141,6 +143,8 @@ TRTLLM_MLA = replace(
     # Source: trtllm_gen_backend.py, output is bf16 and pages are of 32 or 64 tokens
     dtypes=frozenset({"bf16"}),
     head_dims=((576, 512),),
+    # Source: trtllm_gen_backend.py, "does not support 64 < num_heads_q < 128"
+    group_sizes=((1, 64), 128),
     page_sizes=PageSizes(preferred=64, exact=(32, 64)),
     features=frozenset({"lse", "topk"}),
     sink_dtypes=frozenset({"same"}),
@@ -154,6 +158,7 @@ TRTLLM_MLA_RAGGED = replace(
     draft_phases=frozenset(),
     # Source: prefill.py, trtllm_ragged_attention_deepseek, "Supported: (192, 192, 128)"
     head_dims=((192, 128),),
+    group_sizes=ANY,
     kv_forms=frozenset({"ragged"}),
     prefix=False,
     features=frozenset({"lse"}),
@@ -167,6 +172,8 @@ CUTEDSL_MLA = replace(
     TRTLLM_MLA,
     kernel="cutedsl_mla",
     factory="backstamp_trtllm.backend:build_cutedsl_mla",
+    # a tile holds 128 rows
+    group_sizes=((1, 128),),
     phases=frozenset({"decode"}),
     draft_phases=frozenset({"draft_decode"}),
     # Source: monolithic/mla_decode_fp16.py, can_implement: fp16 runs too, but the functional output is bf16; pages
@@ -180,6 +187,8 @@ TOKENSPEED_MLA = replace(
     TRTLLM_MLA,
     kernel="tokenspeed_mla",
     factory="backstamp_trtllm.backend:build_tokenspeed_mla",
+    # a tile holds 128 rows
+    group_sizes=((1, 128),),
     # Source: mla_decode.py, `local_visible_lens` takes bf16 and fp8 only
     dtypes=frozenset({"bf16"}),
     # Source: mla_decode_fp16.py, can_implement: pages divide 128 and are not of one token
