@@ -56,6 +56,8 @@ def attend(
     assert cmp_kv is None or modes["cmp_mask_mode"] == 3
     topk = 0 if cmp_sparse_indices is None else cmp_sparse_indices.shape[-1]
     rows = cu_seqlens_q.shape[0] - 1
+    assert seqused_kv.shape == (rows,)
+    assert all(table is None or table.shape[0] == rows for table in (ori_block_table, cmp_block_table))
     assert metadata.tolist() == [rows, q.shape[1], cmp_ratio, int(cmp_kv is not None), topk, ori_win_left]
     out = torch.full(q.shape, float("nan"), dtype=q.dtype)
     for row in range(rows):
@@ -67,7 +69,8 @@ def attend(
             if cmp_kv is not None:
                 far = cmp_kv[cmp_block_table[row, : len(pages)].long()].flatten(0, 1)[: seen // cmp_ratio, 0]
                 chosen = range(len(far)) if cmp_sparse_indices is None else cmp_sparse_indices[token, 0].tolist()
-                keys.append(far[[at for at in chosen if 0 <= at < len(far)]])
+                assert all(-1 <= at < len(far) for at in chosen), "no bounds are checked"
+                keys.append(far[[at for at in chosen if at >= 0]])
             logits = q[token].double() @ torch.cat(keys).double().T * softmax_scale
             total = torch.logsumexp(logits, -1)
             if sinks is not None:
@@ -138,3 +141,37 @@ def test_without_the_package_of_the_operators_nothing_is_built(npu, monkeypatch)
     step, _ = drawn(**CASES["window-alone"], page=PAGE)
     with pytest.raises(NotInstalled, match=r"needs the operators torch\.ops\.custom\..*custom_ops does not import"):
         npu(step)
+
+
+def test_buffers_longer_than_the_step_are_cut(npu):
+    """The operators count rows by the tensors that they are handed."""
+    step, _ = drawn(rate=4, rows=((5, 5), (1, 30)), page=PAGE)
+    batch, pad = step.batch, torch.zeros(2, dtype=torch.int32)
+    table = torch.cat([batch.index.page_table, torch.full_like(batch.index.page_table, -1)])
+    long = replace(
+        batch,
+        qo_indptr=torch.cat([batch.qo_indptr, pad + 6]),
+        kv_lens=torch.cat([batch.kv_lens, pad + 9]),
+        index=replace(batch.index, page_table=table),
+    )
+    backend, out = npu(step), nan_out(step)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(long), out=out)
+    check(step, out, reference_compressed(step.q, step.kv, step.layer, batch, None)[0])
+
+
+def test_choices_past_what_a_token_may_see_are_masked(npu):
+    """Past the row, ahead of the token, or no position at all: -1 before the operator sees it."""
+    step, indices = drawn(rate=4, topk=20, rows=((5, 41), (0, 9), (1, 300)), page=PAGE, pad_tokens=2)
+    # the first tokens see nine whole entries, the row has ten
+    indices[:, 0], indices[:, 1], indices[:, 2], indices[:3, 3] = 2**31 - 1, 75, -7, 9
+    backend, out = npu(step), nan_out(step)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out, indices=indices)
+    check(step, out, reference_compressed(step.q, step.kv, step.layer, step.batch, indices)[0])
+
+
+def test_padding_tokens_of_a_step_without_rows_are_zeros(npu):
+    """Nothing is launched, and nothing else would write them."""
+    step, _ = drawn((), None, page=PAGE, pad_tokens=3)
+    backend, out = npu(step), nan_out(step)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out)
+    assert bool((out == 0).all())

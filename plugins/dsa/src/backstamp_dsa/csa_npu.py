@@ -19,7 +19,7 @@ from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_call, refusal
 from backstamp_dsa.csa import compress_rate, sinks_of
-from backstamp_dsa.queries import store_answer
+from backstamp_dsa.queries import nothing_seen, store_answer
 from backstamp_dsa.slots import INDEX_SPACE
 
 __all__ = ["AscendStep", "AscendV4"]
@@ -33,10 +33,15 @@ _OPERATORS = ("npu_sparse_attn_sharedkv", "npu_sparse_attn_sharedkv_metadata")
 class AscendStep:
     """A planned step, and the operators' own metadata by what a layer is made of.
 
-    `seen [T]` bool: tokens of a row that has keys. What the operators leave in the others is not known.
+    Attributes:
+        batch: the batch it was planned with.
+        ends: `[T]` i32, how many keys of its row a token may look at; 0 for padding tokens.
+        seen: `[T]` bool, tokens of a row that has keys. What the operators leave in the others is not known.
+        metadata: by heads, window, rate and choices of a layer.
     """
 
     batch: Batch
+    ends: Tensor
     seen: Tensor
     metadata: dict[tuple[int, ...], object] = field(default_factory=dict)
 
@@ -58,10 +63,12 @@ class AscendV4:
         check_batch(self._request, batch, capture=capture)
         stops = batch.qo_indptr[1 : batch.num_rows + 1]
         at = torch.arange(batch.num_tokens, dtype=stops.dtype, device=stops.device)
-        # the row of a token: how many rows end at or before it
+        # the row of a token: how many rows end at or before it; past the last row lie padding tokens
         row = torch.searchsorted(stops, at, right=True)
-        lens = torch.cat([batch.kv_lens[: batch.num_rows], batch.kv_lens.new_zeros(1)])
-        return AscendStep(batch, lens[row] > 0)
+        none = batch.kv_lens.new_zeros(1)
+        lens = torch.cat([batch.kv_lens[: batch.num_rows], none])[row]
+        ends = lens - torch.cat([stops, none])[row] + at + 1
+        return AscendStep(batch, torch.where(lens > 0, ends, 0), lens > 0)
 
     def replan(self, state: AscendStep) -> None:
         """Nothing: the row declares no graph."""
@@ -89,18 +96,21 @@ class AscendV4:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         topk = 0 if indices is None else indices.shape[1]
-        rows = {"cu_seqlens_q": batch.qo_indptr, "seqused_kv": batch.kv_lens}
+        # an engine's buffers may be longer than the step
+        count, table = batch.num_rows, batch.index.page_table
+        assert table is not None, "the row declares page tables alone"
+        rows = {"cu_seqlens_q": batch.qo_indptr[: count + 1], "seqused_kv": batch.kv_lens[:count]}
         window = {"ori_mask_mode": _WINDOW_MASK, "ori_win_left": layer.window_left, "ori_win_right": 0}
         layout = {"layout_q": "TND", "layout_kv": "PA_ND"}
         far: dict[str, object] = {}
         if kv.v is not None:
-            chosen = None if indices is None else indices.view(-1, 1, topk)
+            chosen = None if indices is None else _bounded(indices, state.ends // rate)[:, None]
             far = {
                 "cmp_mask_mode": _CAUSAL_MASK,
                 "cmp_kv": kv.v,
-                "cmp_block_table": batch.index.page_table,
+                "cmp_block_table": table[:count],
                 "cmp_sparse_indices": chosen,
             }
         found, _ = torch.ops.custom.npu_sparse_attn_sharedkv(
@@ -109,7 +119,7 @@ class AscendV4:
             **window,
             **layout,
             ori_kv=kv.k,
-            ori_block_table=batch.index.page_table,
+            ori_block_table=table[:count],
             sinks=sinks_of(layer),
             metadata=self._metadata(state, layer, rate, topk, kv.v is not None, rows | window | layout),
             softmax_scale=layer.scale,
@@ -160,3 +170,8 @@ def _lacking(request: BuildRequest, found: str) -> NotInstalled:
         found=found,
         fix="Install the custom_ops wheel and the CANN operators it calls, from the releases of sgl-kernel-npu",
     )
+
+
+def _bounded(indices: Tensor, ends: Tensor) -> Tensor:
+    """Choices `[T, topk]` i32 with -1 for each that is past a token's `ends [T]`: the operators check no bounds."""
+    return torch.where((indices >= 0) & (indices < ends[:, None]), indices, -1)

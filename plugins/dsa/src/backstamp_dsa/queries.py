@@ -14,7 +14,16 @@ from torch import Tensor
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 
-__all__ = ["LIBRARY_HEADS", "check_aligned", "chunks_of", "flat_rows", "library_heads", "store_answer", "whole_query"]
+__all__ = [
+    "LIBRARY_HEADS",
+    "check_aligned",
+    "chunks_of",
+    "flat_rows",
+    "library_heads",
+    "nothing_seen",
+    "store_answer",
+    "whole_query",
+]
 
 #: Query heads of the library's sparse kernels. Source: sgl-flash-mla 1.0.0, flash_mla_interface.py, the arguments of
 #: `flash_mla_with_kvcache` and `flash_mla_sparse_fwd`.
@@ -86,6 +95,13 @@ def chunks_of(num_tokens: int, heads: int) -> Iterator[slice]:
     step = max(1, TOKEN_HEADS_PER_LAUNCH // heads)
     for start in range(0, num_tokens, step):
         yield slice(start, min(start + step, num_tokens))
+
+
+def nothing_seen(out: Tensor, lse: Tensor | None) -> Tensor:
+    """Answer a step without rows: its tokens, if any, are padding and see nothing."""
+    if lse is not None:
+        lse.fill_(float("-inf"))
+    return out.zero_()
 
 
 def store_answer(
