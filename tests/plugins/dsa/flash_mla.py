@@ -116,6 +116,10 @@ def with_kvcache(
     known = tile_scheduler_metadata.config
     assert known is None or known == config, f"a schedule made for {known} was handed {config}"
     tile_scheduler_metadata.config = config
+    if tile_scheduler_metadata.tile_scheduler_metadata is None:
+        # of its shapes alone: no topk_length is handed over
+        made = torch.tensor(list(config.values()), dtype=torch.int32)
+        tile_scheduler_metadata.tile_scheduler_metadata, tile_scheduler_metadata.num_splits = made, made.clone()
     layout = "fp8_ds_mla" if width == 576 else "fp8_dsv4"
     pairs = [(k_cache, indices), (extra_k_cache, extra_indices_in_kvcache)]
     out = torch.full((batch, 1, heads, head_dim_v), float("nan"), dtype=q.dtype)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -160,6 +162,22 @@ def test_layers_of_unlike_rates_share_no_schedule(library):
     assert len({id(call["tile_scheduler_metadata"]) for call in library.called(WITH_CACHE)}) == 2
 
 
+def test_what_a_graph_reads_of_a_schedule_outlives_a_plan(library):
+    """A plan before a replay must not free the memory that the recorded call reads."""
+    step, indices = drawn(((1, 300), (1, 130)), 4, topk=20, phase="decode")
+    kv, _ = packed(step)
+    backend = packed_object(DSV4_CUDA_PACKED, build_dsv4_packed, step)
+    state = backend.plan(step.batch, capture=True)
+    backend.forward(step.q, kv, step.layer, state, out=nan_out(step), indices=indices)
+    (schedule,) = state.schedules.values()
+    filled = weakref.ref(schedule.tile_scheduler_metadata)
+    del schedule
+    library.calls.clear()
+    backend.plan(step.batch, state=state)
+    gc.collect()
+    assert filled() is not None
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_plain_rows_through_aiter_agree_with_the_reference(aiter, case):
     """The kernel folds the sink; a layer without one hands over -inf."""
@@ -187,6 +205,16 @@ def test_a_step_without_tokens_calls_nothing(library, rows):
     assert not library.calls
 
 
+def test_padding_tokens_of_a_step_without_rows_are_zeros(library):
+    """Nothing is launched, and nothing else would write them."""
+    step, _ = drawn((), None, pad_tokens=3)
+    backend, out = plain_object(DSV4_CUDA, build_dsv4, step), nan_out(step)
+    assert out.shape[0] == 3
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out)
+    assert bool((out == 0).all())
+    assert not library.calls
+
+
 def _refused(backend, step, match, kv=None, layer=None, **given):
     with pytest.raises(UnsupportedBatch, match=match):
         backend.forward(step.q, kv or step.kv, layer or step.layer, backend.plan(step.batch), **given)
@@ -203,6 +231,14 @@ def test_what_a_layer_or_a_cache_cannot_be_is_refused(library):
     _refused(backend, step, "lse", indices=indices, lse=torch.empty(2, 16))
     wide, _ = drawn(rate=None, rows=((1, 9),), heads=130)
     _refused(backend, wide, "num_qo_heads.*at most 128")
+
+
+def test_compressed_bytes_of_another_dtype_are_refused(library):
+    """Both caches of a packed layer are bytes: the core leaves what packed pages hold to their kernel."""
+    step, _ = drawn(rate=128, rows=((1, 300),))
+    kv, _ = packed(step)
+    backend = packed_object(DSV4_CUDA_PACKED, build_dsv4_packed, step)
+    _refused(backend, step, r"kv\.v.*/ rate.*torch\.uint8.*torch\.int8", kv=replace(kv, v=kv.v.view(torch.int8)))
 
 
 def test_sinks_that_are_not_fp32_are_refused(library):

@@ -127,6 +127,64 @@ def test_a_state_planned_again_gets_schedules_of_its_own_lengths(library):
     assert len(library.called(DECODING_METADATA)) == 2
 
 
+def uniform(step, q_len):
+    """The step's batch, told to be rows of one query length."""
+    batch = step.batch
+    told = {"num_decode_rows": batch.num_rows, "num_decode_tokens": batch.num_tokens, "decode_q_len": q_len}
+    return replace(batch, **told)
+
+
+def test_an_eager_state_planned_again_for_a_graph_is_captured(library):
+    """What the library filled for the eager step is replaced by schedules that later plans write in place."""
+    step = drawn(DECODE, phase="decode")
+    backend, batch = built(step), uniform(step, 1)
+    state = backend.plan(batch)
+    backend.forward(step.q, step.kv, step.layer, state, out=nan_out(step))
+    assert backend.plan(batch, state=state, capture=True) is state
+    out = nan_out(step)
+    backend.forward(step.q, step.kv, step.layer, state, out=out)
+    eager, recorded = (call["tile_scheduler_metadata"] for call in library.called(WITH_CACHE))
+    assert recorded is not eager
+    address = recorded.tile_scheduler_metadata.data_ptr()
+    lens = torch.tensor([1, 100, 64, 65], dtype=torch.int32)
+    backend.plan(replace(batch, kv_lens=lens), state=state)
+    again = replace(step, batch=replace(step.batch, kv_lens=lens))
+    backend.forward(step.q, step.kv, step.layer, state, out=out)
+    check(again, out, reference_attention(step.q, step.kv, step.layer, again.batch)[0])
+    last = library.called(WITH_CACHE)[-1]["tile_scheduler_metadata"]
+    assert last is recorded
+    assert last.tile_scheduler_metadata.data_ptr() == address
+    assert len(library.called(DECODING_METADATA)) == 2
+
+
+def test_a_state_planned_again_keeps_its_causal_rule_and_its_query_length(library):
+    """The launch was recorded with both: a step that needs another is refused, not answered by the old rule."""
+    step = drawn(((4, 9), (4, 20)), phase="verify")
+    backend, batch = built(step), uniform(step, 4)
+    state = backend.plan(batch, capture=True)
+    with pytest.raises(UnsupportedBatch, match=r"causal.*True, as planned before.*False"):
+        backend.plan(replace(batch, causal=False), state=state)
+    with pytest.raises(UnsupportedBatch, match=r"decode_q_len.*4, as planned before"):
+        backend.plan(replace(batch, decode_q_len=None, num_decode_rows=0), state=state)
+
+
+def test_a_row_of_one_query_has_no_causal_rule_to_keep(library):
+    """It sees every key up to itself either way."""
+    step = drawn(DECODE, phase="decode")
+    backend, batch = built(step), uniform(step, 1)
+    state = backend.plan(batch, capture=True)
+    assert backend.plan(replace(batch, causal=False), state=state) is state
+
+
+def test_padding_tokens_of_a_step_without_rows_are_zeros(library):
+    """Nothing is launched, and nothing else would write them."""
+    step = drawn((), phase="decode", pad_tokens=3)
+    backend, out, lse = built(step), nan_out(step), torch.zeros(3, 8)
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out, lse=lse)
+    assert bool((out == 0).all())
+    assert bool(torch.isneginf(lse).all())
+
+
 def test_head_counts_a_captured_step_was_not_made_for_are_refused(library):
     """A schedule cannot be made inside a graph."""
     step = drawn(DECODE, phase="decode")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from backstamp.errors import UnsupportedBatch
 from backstamp.testing.packed_latent import pack, unpack
 from backstamp.testing.requests import request_for
 from backstamp.testing.sparse_reference import reference_sparse
-from backstamp_dsa import queries
+from backstamp_dsa import queries, steps
 from backstamp_dsa.backend import build_dsa, build_dsa_packed
 from backstamp_dsa.plugin import DSA_PACKED, DSA_ROWS
 from tests.plugins.dsa.cases import RAGGED, check, chosen_keys, dsa_layer, latent_step, nan_out
@@ -103,16 +105,34 @@ def test_a_long_packed_step_is_cut_into_launches(library, monkeypatch):
     assert len({id(call["tile_scheduler_metadata"]) for call in library.called(WITH_CACHE)}) == 2
 
 
-def test_schedules_do_not_outlive_a_plan(library):
-    """A state planned again is another step: nothing the library filled for the old one is handed to it."""
+def test_what_a_graph_reads_of_a_schedule_outlives_a_plan(library):
+    """The library's first call fills it; a graph recorded after that reads the same memory at each replay."""
     step, indices = drawn(((1, 60), (1, 9)), 16, page_size=64, phase="decode")
     step, _, backend = packed(step)
-    state = backend.plan(step.batch)
-    for _ in range(2):
+    state = backend.plan(step.batch, capture=True)
+    backend.forward(step.q, step.kv, step.layer, state, out=nan_out(step), indices=indices)
+    (schedule,) = state.schedules.values()
+    filled = weakref.ref(schedule.tile_scheduler_metadata), weakref.ref(schedule.num_splits)
+    del schedule
+    library.calls.clear()
+    backend.plan(step.batch, state=state)
+    gc.collect()
+    assert all(tensor() is not None for tensor in filled)
+    backend.forward(step.q, step.kv, step.layer, state, out=nan_out(step), indices=indices)
+    assert library.called(WITH_CACHE)[0]["tile_scheduler_metadata"].num_splits is filled[1]()
+
+
+def test_a_schedule_filled_inside_a_graph_is_handed_to_nobody_else(library, monkeypatch):
+    """Recorded work has not been done yet: another call would read what nothing has written."""
+    step, indices = drawn(((1, 60), (1, 9)), 16, page_size=64, phase="decode")
+    step, _, backend = packed(step)
+    state = backend.plan(step.batch, capture=True)
+    for graph in (True, False, True):
+        monkeypatch.setattr(steps, "recording", lambda graph=graph: graph)
         backend.forward(step.q, step.kv, step.layer, state, out=nan_out(step), indices=indices)
-        backend.plan(step.batch, state=state)
-    first, second = library.called(WITH_CACHE)
-    assert first["tile_scheduler_metadata"] is not second["tile_scheduler_metadata"]
+    recorded, eager, warmed = (call["tile_scheduler_metadata"] for call in library.called(WITH_CACHE))
+    assert recorded is not eager
+    assert warmed is eager
 
 
 def test_no_slot_of_a_stale_page_is_ever_formed(library):
@@ -180,3 +200,24 @@ def test_a_cache_the_library_would_fault_on_is_refused(library):
     apart = flat.as_strided(step.kv.k.shape, (64 * 656 + 8, 656, 656, 1))
     with pytest.raises(UnsupportedBatch, match=r"kv\.k.*16 bytes apart"):
         backend.forward(step.q, replace(step.kv, k=apart), step.layer, backend.plan(step.batch), indices=indices)
+
+
+def test_packed_pages_of_blackwell_lie_whole_token_rows_apart(library, monkeypatch):
+    """Its tensor map has rows of 656 bytes: a multiple of 16 is not enough there."""
+    import backstamp_dsa.dsa_library as bound
+
+    step, indices = drawn(((1, 9),), 16, page_size=64)
+    flat = torch.zeros(step.kv.k.shape[0] * (64 * 656 + 16), dtype=torch.uint8)
+    step, read, hopper = packed(step)
+    apart = flat.as_strided(step.kv.k.shape, (64 * 656 + 16, 656, 656, 1))
+    apart.copy_(step.kv.k)
+    spread = replace(step.kv, k=apart)
+    out = nan_out(step)
+    hopper.forward(step.q, spread, step.layer, hopper.plan(step.batch), out=out, indices=indices)
+    check(step, out, reference_sparse(step.q, read, step.layer, step.batch, indices)[0])
+    for arch in ("10.0", "10.3"):
+        monkeypatch.setattr(bound, "chip_of", lambda request, arch=arch: (arch, 148))
+        request = request_for(DSA_PACKED, (step.layer,), kv_dtype="fp8_ds_mla")
+        backend = build_dsa_packed(request).backend
+        with pytest.raises(UnsupportedBatch, match=r"kv\.k.*multiple of 656 bytes apart"):
+            backend.forward(step.q, spread, step.layer, backend.plan(step.batch), indices=indices)

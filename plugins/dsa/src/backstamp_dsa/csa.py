@@ -16,6 +16,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp_dsa.queries import nothing_seen
 from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
 from backstamp_dsa.steps import SparseStep, renew
 
@@ -56,7 +57,7 @@ class CompressedAttention:
         """Nothing to allocate: a step refers to the batch's own tensors."""
 
     def plan(self, batch: Batch, *, state: SparseStep | None = None, capture: bool = False) -> SparseStep:
-        """Check the batch; the library's schedules of an earlier step are forgotten.
+        """Check the batch; with `state`, give a planned step its values at the same addresses.
 
         Raises:
             UnsupportedBatch: the batch asks for what the row does not declare.
@@ -64,8 +65,7 @@ class CompressedAttention:
         form = check_batch(self._request, batch, capture=capture)
         if state is None:
             return SparseStep(batch, form)
-        renew(self._request, state.batch, batch)
-        state.schedules.clear()
+        renew(self._request, state.batch, state.form, batch, form)
         return state
 
     def replan(self, state: SparseStep) -> None:
@@ -94,7 +94,7 @@ class CompressedAttention:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         slots_per_page = self._kernel.slots_per_page("kv.k", kv.k)
         with compiling("dsv4", f"{self._request.layout} {state.form}"):
             near = find_slots(

@@ -16,7 +16,7 @@ from backstamp.step_checks import refusal
 from backstamp_dsa.portable import chip_of, merge_two
 from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
 from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep
+from backstamp_dsa.steps import SparseStep, schedule_of
 
 __all__ = ["PACKED_BYTES", "LibraryPackedV4", "LibraryRowsV4"]
 
@@ -125,15 +125,13 @@ class LibraryPackedV4:
             # a schedule holds the library to everything it was made for, the size of the other cache's pages too
             entries, choices = (0, 0) if far is None or kv.v is None else (kv.v.shape[1], far.slots.shape[1])
             shape = (run.stop - run.start, heads, near.slots.shape[1], choices, entries)
-            if shape not in step.schedules:
-                step.schedules[shape] = flash_mla.get_mla_metadata()[0]
             found, _ = flash_mla.flash_mla_with_kvcache(
                 query[run, None],
                 kv.k,
                 None,
                 None,
                 layer.v_head_dim,
-                step.schedules[shape],
+                schedule_of(step, shape, lambda: flash_mla.get_mla_metadata()[0]),
                 softmax_scale=layer.scale,
                 is_fp8_kvcache=True,
                 indices=near.slots[run, None],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from backstamp.attention import Batch
+from backstamp.step_checks import IndexForm
 
 __all__ = ["DenseStep", "Launch", "Padding", "cut", "refill"]
 
@@ -68,25 +69,30 @@ class Launch:
 
 @dataclass(slots=True)
 class DenseStep:
-    """A planned step: its batch and launches. `whole`: one launch over all rows, whatever their lengths."""
+    """A planned step: its batch, the form of its index, and launches.
+
+    `whole`: one launch over all rows, whatever their lengths. `captured`: a graph reads its schedules, which are
+    written anew at their addresses by every plan that follows.
+    """
 
     batch: Batch
+    form: IndexForm
     launches: list[Launch]
     whole: bool
     captured: bool
 
 
-def cut(batch: Batch, heads: int, capture: bool) -> DenseStep:
+def cut(batch: Batch, form: IndexForm, heads: int, capture: bool) -> DenseStep:
     """Cut a step into launches: one a query length where the host knows them, else rows padded to the longest."""
     uniform = batch.decode_q_len == batch.max_q_len and batch.num_decode_rows == batch.num_rows
     if batch.num_rows == 0 or batch.num_tokens == 0 or batch.max_q_len == 0:
-        step = DenseStep(batch, [], False, capture)
+        step = DenseStep(batch, form, [], False, capture)
     elif uniform and batch.num_tokens == batch.num_rows * batch.max_q_len:
-        step = DenseStep(batch, [_launch(batch, None, batch.max_q_len, 0, 0, None)], True, capture)
+        step = DenseStep(batch, form, [_launch(batch, None, batch.max_q_len, 0, 0, None)], True, capture)
     elif batch.host_exact and batch.qo_indptr_host is not None and not capture:
-        step = DenseStep(batch, _by_length(batch, batch.qo_indptr_host.tolist(), heads), False, capture)
+        step = DenseStep(batch, form, _by_length(batch, batch.qo_indptr_host.tolist(), heads), False, capture)
     else:
-        step = DenseStep(batch, [_padded(batch)], True, capture)
+        step = DenseStep(batch, form, [_padded(batch)], True, capture)
     refill(step)
     return step
 

@@ -17,6 +17,7 @@ from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_dsa.indexer import DsaIndexer
+from backstamp_dsa.queries import nothing_seen
 from backstamp_dsa.settings import SEED, Inside
 from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
 from backstamp_dsa.steps import SparseStep, renew
@@ -68,7 +69,7 @@ class DsaAttention:
         """Nothing to allocate: a step refers to the batch's own tensors."""
 
     def plan(self, batch: Batch, *, state: SparseStep | None = None, capture: bool = False) -> SparseStep:
-        """Check the batch; the library's schedules of an earlier step are forgotten.
+        """Check the batch; with `state`, give a planned step its values at the same addresses.
 
         Raises:
             UnsupportedBatch: the batch asks for what the row does not declare.
@@ -76,9 +77,8 @@ class DsaAttention:
         form = check_batch(self._request, batch, capture=capture)
         if state is None:
             return SparseStep(batch, form)
-        renew(self._request, state.batch, batch)
+        renew(self._request, state.batch, state.form, batch, form)
         state.seed = None
-        state.schedules.clear()
         return state
 
     def replan(self, state: SparseStep) -> None:
@@ -138,7 +138,7 @@ class DsaAttention:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         served_by = self.by_phase[batch.phase]
         kernel = self._kernels[served_by]
         slots_per_page = kernel.slots_per_page(kv)

@@ -16,7 +16,7 @@ from backstamp.step_checks import refusal
 from backstamp_dsa.portable import chip_of
 from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
 from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep
+from backstamp_dsa.steps import SparseStep, schedule_of
 
 __all__ = ["PACKED_BYTES", "LibraryPacked", "LibraryRows"]
 
@@ -104,7 +104,7 @@ class LibraryPacked:
                 None,
                 None,
                 layer.v_head_dim,
-                self._schedule(step, tokens, heads, chosen.slots.shape[1]),
+                schedule_of(step, (tokens, heads, chosen.slots.shape[1]), lambda: flash_mla.get_mla_metadata()[0]),
                 softmax_scale=layer.scale,
                 is_fp8_kvcache=True,
                 indices=chosen.slots[run, None],
@@ -112,9 +112,3 @@ class LibraryPacked:
             )
             part_lse = None if lse is None else lse[run]
             store_answer(found[:, 0], found_lse[..., 0], chosen.seen[run], self._zero, out[run], part_lse)
-
-    def _schedule(self, step: SparseStep, *shape: int) -> object:
-        """The library's schedule of one launch shape: filled by the step's first call, forgotten with the step."""
-        if shape not in step.schedules:
-            step.schedules[shape] = flash_mla.get_mla_metadata()[0]
-        return step.schedules[shape]

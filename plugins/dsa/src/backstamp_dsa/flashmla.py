@@ -15,7 +15,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_dsa.dense_steps import DenseStep, Launch, cut, refill
-from backstamp_dsa.queries import check_aligned, store_answer
+from backstamp_dsa.queries import check_aligned, nothing_seen, store_answer
 from backstamp_dsa.steps import renew
 
 __all__ = ["FlashMla"]
@@ -40,16 +40,22 @@ class FlashMla:
         Raises:
             UnsupportedBatch: the batch asks for what the row does not declare.
         """
-        check_batch(self._request, batch, capture=capture)
+        form = check_batch(self._request, batch, capture=capture)
         if state is None:
-            step = cut(batch, max(self._heads, default=128), capture)
+            step = cut(batch, form, max(self._heads, default=128), capture)
         else:
             step = state
             if not step.whole:
                 needed = "a state of rows of one query length, or one planned for capture"
                 raise refusal(self._request, "state", needed, "a state cut by query lengths", fix="Plan a new state")
-            renew(self._request, step.batch, batch)
+            self._hold_length(step, batch)
+            renew(self._request, step.batch, step.form, batch, form)
             refill(step)
+            if capture and not step.captured:
+                # what the library filled for an eager step is its own: a graph reads those of `_reschedule`
+                for launch in step.launches:
+                    launch.schedules.clear()
+                step.captured = True
         for launch in step.launches:
             self._reschedule(launch, step.captured)
         return step
@@ -79,13 +85,11 @@ class FlashMla:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         covered = sum(launch.num_rows * launch.q_len for launch in state.launches)
         if not state.whole and covered != batch.num_tokens:
             # padding tokens belong to no launch, and their outputs must be finite
-            out.zero_()
-            if lse is not None:
-                lse.fill_(float("-inf"))
+            nothing_seen(out, lse)
         query = q if q_rope is None else torch.cat([q, q_rope], dim=-1)
         for launch in state.launches:
             self._run(launch, query, kv, layer, state, out, lse)
@@ -121,6 +125,13 @@ class FlashMla:
             out.index_copy_(0, tokens, torch.where(launch.seen[:, None, None], answer, self._zero))
             if lse is not None:
                 lse.index_copy_(0, tokens, answer_lse.masked_fill(~launch.seen[:, None], float("-inf")))
+
+    def _hold_length(self, step: DenseStep, batch: Batch) -> None:
+        """Launches over a caller's own tokens hold every row to one query length."""
+        for launch in step.launches:
+            if launch.padding is None and batch.decode_q_len != launch.q_len:
+                needed, found = f"{launch.q_len}, as planned before", str(batch.decode_q_len)
+                raise refusal(self._request, "decode_q_len", needed, found, fix="Plan a new state")
 
     def _reschedule(self, launch: Launch, captured: bool) -> None:
         """Forget schedules made for other lengths; those a graph reads are written anew in place."""

@@ -6,15 +6,17 @@ no device value and launches nothing but the copies a renewal needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from backstamp.attention import Batch
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, refusal
 
-__all__ = ["SparseStep", "renew"]
+__all__ = ["SparseStep", "recording", "renew", "schedule_of"]
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class SparseStep:
         batch: the batch it was planned with; kernels read its tensors at every forward and replay.
         form: which form of index the batch carries.
         seed: `[B, K]` i32 choice of keys carried over from draft extend, or None; see `DsaAttention.use_seed`.
-        schedules: the library's split-KV schedules of this step, by launch shape. They hold for this step alone.
+        schedules: the library's split-KV schedules by launch shape, kept as long as the step; see `schedule_of`.
     """
 
     batch: Batch
@@ -34,34 +36,78 @@ class SparseStep:
     schedules: dict[tuple[int, ...], object] = field(default_factory=dict)
 
 
-def renew(request: BuildRequest, batch: Batch, fresh: Batch) -> None:
+def recording() -> bool:
+    """Whether a graph is recorded on the current stream."""
+    # a torch without CUDA cannot be asked
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def schedule_of(step: SparseStep, shape: tuple[int, ...], make: Callable[[], object]) -> object:
+    """The library's schedule of one launch shape, which its first call fills.
+
+    No lengths are handed over beside `indices`, so a schedule depends on the shape alone and is good for every plan of
+    the step. A graph that recorded a launch reads the schedule's memory at each replay: a plan must not let go of it.
+    """
+    # Source: FlashMLA, get_decoding_sched_meta.cu: of a sparse call without topk_length it reads topk and extra_topk
+    known = step.schedules.get(shape)
+    if known is None:
+        known = make()
+        # filled inside a graph it holds nothing before a replay: such a one is the graph's own, and not handed on
+        if not recording():
+            step.schedules[shape] = known
+    return known
+
+
+def renew(request: BuildRequest, batch: Batch, form: IndexForm, fresh: Batch, fresh_form: IndexForm) -> None:
     """Give a planned batch another's values at its own addresses.
 
     Raises:
-        UnsupportedBatch: another number of rows or tokens, longer rows, or an index of another shape.
+        UnsupportedBatch: a batch that needs another launch than the planned one, or an index of another shape.
     """
     for name, needed, found in (
-        ("num_rows", batch.num_rows, fresh.num_rows),
-        ("num_tokens", batch.num_tokens, fresh.num_tokens),
+        ("phase", batch.phase, fresh.phase),
+        ("index", form, fresh_form),
+        ("num_rows", str(batch.num_rows), str(fresh.num_rows)),
+        ("num_tokens", str(batch.num_tokens), str(fresh.num_tokens)),
     ):
         if needed != found:
-            raise refusal(request, name, f"{needed}, as planned before", str(found), fix="Plan a new state")
+            raise refusal(request, name, f"{needed}, as planned before", found, fix="Plan a new state")
     if fresh.max_q_len > batch.max_q_len or fresh.max_kv_len > batch.max_kv_len:
         needed = f"rows of at most {batch.max_q_len} and {batch.max_kv_len} tokens, as planned before"
         raise refusal(request, "max_q_len and max_kv_len", needed, f"{fresh.max_q_len} and {fresh.max_kv_len}")
-    old, new = batch.index, fresh.index
-    for name, target, source in (
-        ("qo_indptr", batch.qo_indptr, fresh.qo_indptr),
-        ("kv_lens", batch.kv_lens, fresh.kv_lens),
-        ("index.page_table", old.page_table, new.page_table),
-        ("index.kv_indptr", old.kv_indptr, new.kv_indptr),
-        ("index.kv_indices", old.kv_indices, new.kv_indices),
-        ("index.table", old.table, new.table),
-        ("index.row_ids", old.row_ids, new.row_ids),
-    ):
-        if target is None or (source is not None and source.data_ptr() == target.data_ptr()):
-            continue
-        if source is None or any(have < want for have, want in zip(target.shape, source.shape, strict=True)):
-            found = "None" if source is None else str(list(source.shape))
-            raise refusal(request, name, f"at most {list(target.shape)}, as planned before", found)
-        target[tuple(slice(0, size) for size in source.shape)].copy_(source)
+    # a row of one query sees every key up to itself either way
+    if fresh.max_q_len > 1 and fresh.causal is not batch.causal:
+        raise refusal(
+            request, "causal", f"{batch.causal}, as planned before", str(fresh.causal), fix="Plan a new state"
+        )
+    for (name, target), (_, source) in zip(_read(batch, form), _read(fresh, form), strict=True):
+        _copy(request, name, target, source)
+
+
+def _read(batch: Batch, form: IndexForm) -> list[tuple[str, Tensor]]:
+    """What kernels read of a batch's tensors: the rows it has, of the index form they walk."""
+    rows, index = batch.num_rows, batch.index
+    tensors: list[tuple[str, Tensor | None]] = [
+        ("qo_indptr", batch.qo_indptr[: rows + 1]),
+        ("kv_lens", batch.kv_lens[:rows]),
+    ]
+    if form == "page_table" and index.page_table is not None:
+        tensors += [("index.page_table", index.page_table[:rows])]
+    elif form == "indirect" and index.row_ids is not None:
+        tensors += [("index.table", index.table), ("index.row_ids", index.row_ids[:rows])]
+    elif form == "csr" and index.kv_indptr is not None:
+        tensors += [("index.kv_indptr", index.kv_indptr[: rows + 1]), ("index.kv_indices", index.kv_indices)]
+    return [(name, tensor) for name, tensor in tensors if tensor is not None]
+
+
+def _copy(request: BuildRequest, name: str, target: Tensor, source: Tensor) -> None:
+    """Write `source` at the planned address, unless it is what lies there."""
+    if source.data_ptr() == target.data_ptr() and source.stride() == target.stride() and source.dtype is target.dtype:
+        return
+    if any(have < want for have, want in zip(target.shape, source.shape, strict=True)):
+        found = str(list(source.shape))
+        raise refusal(request, name, f"at most {list(target.shape)}, as planned before", found)
+    if source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
+        # another view of the same memory: read whole before any of it is written
+        source = source.clone()
+    target[tuple(slice(0, size) for size in source.shape)].copy_(source)
