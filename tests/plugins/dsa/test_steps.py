@@ -80,14 +80,19 @@ def test_buffers_longer_than_the_step_are_taken(index_form):
 
 
 def test_another_view_of_the_same_memory_is_copied():
-    """One address with other strides holds other values."""
+    """One address with other strides holds other values; views that overlap are read whole before they are written."""
     step, backend, _ = planned()
-    memory = torch.tensor([30, 17, 40, 9], dtype=torch.int32)
-    state = backend.plan(replace(step.batch, kv_lens=memory[:2]), capture=True)
-    backend.plan(replace(step.batch, kv_lens=memory[::2]), state=state)
-    assert state.batch.kv_lens.tolist() == [30, 40]
-    backend.plan(replace(step.batch, kv_lens=memory[1:3]), state=state)
-    assert state.batch.kv_lens.tolist() == [40, 40]
+    memory = torch.arange(16, dtype=torch.int32)
+    tables = [memory.as_strided((2, 5), (stride, 1)) for stride in (5, 8)]
+    lens = torch.tensor([30, 17, 40], dtype=torch.int32)
+
+    def batch_of(table, kv_lens):
+        return replace(step.batch, kv_lens=kv_lens, index=replace(step.batch.index, page_table=table))
+
+    state = backend.plan(batch_of(tables[0], lens[:2]), capture=True)
+    backend.plan(batch_of(tables[1], lens[1:]), state=state)
+    assert state.batch.index.page_table.tolist() == [[0, 1, 2, 3, 4], [8, 9, 10, 11, 12]]
+    assert state.batch.kv_lens.tolist() == [17, 40]
 
 
 def test_a_choice_between_forms_is_no_choice_of_what_is_renewed():
