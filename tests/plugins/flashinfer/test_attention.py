@@ -11,7 +11,19 @@ from backstamp.attention import PagedKV
 from backstamp.testing.batches import MadeStep, split_new
 from tests.libraries.fake import FakeLibrary
 from tests.plugins.flashinfer.library import DECODE, PREFILL, RAGGED
-from tests.plugins.flashinfer.steps import CHAIN, LAYER, MIXED, ONE, SINK, build, draw, forward, held, request_of
+from tests.plugins.flashinfer.steps import (
+    CHAIN,
+    LATENT,
+    LAYER,
+    MIXED,
+    ONE,
+    SINK,
+    build,
+    draw,
+    forward,
+    held,
+    request_of,
+)
 
 WINDOWED = replace(LAYER, window_left=6)
 
@@ -133,6 +145,20 @@ def test_a_step_without_work_launches_nothing(library: FakeLibrary, rows: tuple[
         step = replace(whole, q=whole.q[:0], batch=batch)
     assert forward(build(step), step, lse=True).out.shape[0] == 0
     assert not library.called(f"{PREFILL}.run") + library.called(f"{DECODE}.run")
+
+
+@pytest.mark.parametrize("layer", [LAYER, LATENT], ids=["mha", "mla"])
+def test_tokens_of_no_row_are_zero_where_there_is_no_row(library: FakeLibrary, layer: object) -> None:
+    """A padded step of an engine that has nothing to do."""
+    step = draw(((3, 9),), layer)  # type: ignore[arg-type]
+    batch = replace(
+        step.batch, num_rows=0, qo_indptr=step.batch.qo_indptr[:1], kv_lens=step.batch.kv_lens[:0],
+        qo_indptr_host=torch.zeros(1, dtype=torch.int32), kv_lens_host=torch.zeros(0, dtype=torch.int32),
+    )  # fmt: skip
+    run = forward(build(step), replace(step, batch=batch), lse=True)
+    assert torch.equal(run.out, torch.zeros_like(run.out))
+    assert run.lse is not None
+    assert torch.equal(run.lse, torch.full_like(run.lse, float("-inf")))
 
 
 @pytest.mark.parametrize("form", ["hnd", "interleaved"])

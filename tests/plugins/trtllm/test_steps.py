@@ -7,12 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backstamp.attention import Batch, TreeMask
+from backstamp.attention import Batch, LayerSpec, TreeMask
 from backstamp.declarations import Offer
 from backstamp.errors import UnsupportedBatch
-from backstamp.testing.batches import MadeStep
+from backstamp.testing.batches import MadeStep, make_batch, split_new
 from backstamp_trtllm.draft_masks import fill_tree, new_mask
-from backstamp_trtllm.plugin import CUTEDSL_MLA, TOKENSPEED_MLA, TRTLLM_MHA, TRTLLM_MLA, XQA
+from backstamp_trtllm.plugin import (
+    CUTEDSL_MLA,
+    FMHA_V2,
+    TOKENSPEED_MLA,
+    TOKENSPEED_MLA_RAGGED,
+    TRTLLM_MHA,
+    TRTLLM_MLA,
+    TRTLLM_MLA_RAGGED,
+    XQA,
+)
 from backstamp_trtllm.steps import plan_step
 from tests.plugins.trtllm.cases import Case, build, compare, install, make
 
@@ -133,3 +142,34 @@ def test_a_token_that_sees_no_key_has_an_empty_mask(kind: str) -> None:
     mask = new_mask(batch.num_tokens, 8, torch.device("cpu"))
     fill_tree(mask, plan_step(replace(batch, tree=tree), capture=True, every_token=True), 8)
     assert mask.flatten().tolist() == [7] * 3 + [0] * 3 + [7] * 3 + [0]
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [*OFFERS, FMHA_V2, TRTLLM_MLA_RAGGED, TOKENSPEED_MLA_RAGGED],
+    ids=lambda offer: f"{offer.kernel}-{'-'.join(sorted(offer.kv_forms))}",
+)
+def test_tokens_of_no_row_are_zero_where_there_is_no_row(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padded step of an engine that has nothing to do; nothing is launched for it."""
+    libraries = install(monkeypatch)
+    ragged = "ragged" in offer.kv_forms
+    layer = LayerSpec(layer_id=0, num_qo_heads=8, num_kv_heads=8, head_dim=192, v_head_dim=128, scale=0.1)
+    step = make_batch([3], [3], layer=layer, dtype=torch.bfloat16) if ragged else None
+    step = step or make(case_of(offer, ((3, 9),), "prefill" if "prefill" in offer.phases else "decode"))
+    empty, none = torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int32)
+    batch = replace(
+        step.batch, num_rows=0, qo_indptr=empty, kv_lens=none, qo_indptr_host=empty.clone(), kv_lens_host=none.clone()
+    )
+    backend = build(offer, step)
+    out = torch.full((3, step.layer.num_qo_heads, step.layer.v_head_dim), float("nan"), dtype=torch.bfloat16)
+    lse = torch.full(out.shape[:2], float("nan")) if "lse" in offer.features else None
+    kv, new = (None, split_new(step)[1]) if ragged else (step.kv, None)
+    if new is not None:
+        new = replace(new, kv_indptr=empty)
+    assert backend.forward(step.q, kv, step.layer, backend.plan(batch), out=out, lse=lse, new=new) is out
+    assert torch.equal(out, torch.zeros_like(out))
+    assert lse is None or torch.equal(lse, torch.full_like(lse, float("-inf")))
+    launched = [
+        call.path for call in libraries.flashinfer.calls + libraries.tokenspeed.calls if "utils" not in call.path
+    ]
+    assert launched == []

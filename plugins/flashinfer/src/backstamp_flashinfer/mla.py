@@ -105,6 +105,7 @@ class FlashInferMLA:
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
+            cover_pads(out, lse, 0)
             return out
         used = 0 if state.rows is None else state.rows.num_tokens
         cover_pads(out, lse, used)

@@ -17,7 +17,7 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call
-from backstamp_trtllm.launches import Announcer, deliver, landing, silence, zeros
+from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step
 
@@ -122,7 +122,7 @@ class FmhaV2Prefill:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         written = landing(out)
         if state.used_tokens and state.max_kv_len:
             keys, values = self._gather(kv.k, kv.v, state)

@@ -14,7 +14,7 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
-from backstamp_trtllm.launches import LN2, Announcer, bmm_scales, deliver, landing, silence, zeros
+from backstamp_trtllm.launches import LN2, Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
@@ -82,7 +82,7 @@ class GenAttention:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         written = landing(out)
         run = self._context if batch.phase == "prefill" else self._decode
         run(q, (kv.k, kv.v), layer, state, bmm_scales(layer, kv), written, lse)

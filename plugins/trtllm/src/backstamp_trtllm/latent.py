@@ -23,7 +23,7 @@ from backstamp_trtllm.latent_dims import (
     check_heads,
     whole_query,
 )
-from backstamp_trtllm.launches import Announcer, deliver, landing, silence, zeros
+from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 from backstamp_trtllm.token_steps import token_steps
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
@@ -96,7 +96,7 @@ class LatentAttention:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         written = landing(out)
         written_lse = None if lse is None else landing(lse)
         rows = self._rows(whole_query(q, q_rope), state, with_lse=lse is not None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from backstamp.attention import LayerSpec, PagedKV
 from backstamp.jit_notice import Announcer
 
-__all__ = ["LN2", "Announcer", "bmm_scales", "deliver", "landing", "silence", "zeros"]
+__all__ = ["LN2", "Announcer", "bmm_scales", "deliver", "landing", "nothing_seen", "silence", "zeros"]
 
 #: Base-2 logarithms times this are natural ones.
 LN2 = math.log(2.0)
@@ -35,6 +35,13 @@ def deliver(out: Tensor, written: Tensor) -> Tensor:
     if written is not out:
         out.copy_(written)
     return out
+
+
+def nothing_seen(out: Tensor, lse: Tensor | None) -> Tensor:
+    """`out` of a step in which no token has a row: zeros, and an LSE of -inf. Nothing is launched for it."""
+    if lse is not None:
+        lse.fill_(-math.inf)
+    return out.zero_()
 
 
 def silence(dead: Tensor | None, out: Tensor, lse: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call
-from backstamp_trtllm.launches import Announcer, deliver, landing, silence
+from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence
 from backstamp_trtllm.ragged_steps import RaggedStep, plan_ragged
 
 __all__ = ["Launch", "RaggedPrefill"]
@@ -60,7 +60,7 @@ class RaggedPrefill:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         written = landing(out)
         written_lse = None if lse is None else landing(lse)
         used, keys = state.used_tokens, state.used_keys

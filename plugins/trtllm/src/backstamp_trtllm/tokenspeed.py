@@ -18,7 +18,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call
 from backstamp_trtllm.latent_dims import KV_LORA_RANK, QK_ROPE_HEAD_DIM, check_heads, whole_query
-from backstamp_trtllm.launches import LN2, Announcer, deliver, landing, silence, zeros
+from backstamp_trtllm.launches import LN2, Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 
 __all__ = ["TokenspeedMla"]
@@ -99,7 +99,7 @@ class TokenspeedMla:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         written = landing(out)
         query = whole_query(q, q_rope)
         shape = (state.table.shape[0], state.q_len, layer.num_qo_heads)

@@ -20,7 +20,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_trtllm.draft_masks import causal_words, fill_causal, fill_tree, new_mask
-from backstamp_trtllm.launches import Announcer, bmm_scales, deliver, landing, silence, zeros
+from backstamp_trtllm.launches import Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 
@@ -137,7 +137,7 @@ class XqaAttention:
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
-            return out
+            return nothing_seen(out, lse)
         self._fill_tree(state, layer)
         bmm1_scale, bmm2_scale = bmm_scales(layer, kv)
         written = landing(out)
