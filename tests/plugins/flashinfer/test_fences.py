@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.libraries.fake import Call, FakeLibrary
-from tests.plugins.flashinfer.library import MLA, PREFILL
-from tests.plugins.flashinfer.steps import LATENT, MIXED, build, draw
+from tests.plugins.flashinfer.library import DECODE, MLA, PREFILL
+from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, ONE, build, draw, forward
 
 
 def recording_fence(library: FakeLibrary) -> type:
@@ -51,16 +52,61 @@ def test_a_wrapper_is_planned_again_only_after_its_last_copy(
 
 
 def test_a_wrapper_is_let_go_only_after_its_last_copy(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pinned memory may be handed out again at once."""
+    """Its pinned memory may be handed out again at once. A dropped step waits for nothing: `plan` does, later."""
     wrappers = importlib.import_module("backstamp_flashinfer.wrappers")
     monkeypatch.setattr(wrappers, "Fence", recording_fence(library))
     monkeypatch.setattr(wrappers, "IDLE_WRAPPERS", 0)
     step = draw(MIXED)
     backend = build(step)
-    state = backend.plan(step.batch)
+    one, two = backend.plan(step.batch), backend.plan(step.batch)
     library.calls.clear()
-    del state
-    assert noted(library, f"{PREFILL}.plan") == ["wait fence 0"]
+    del one, two
+    assert noted(library, f"{PREFILL}.plan") == []
+    kept = backend.plan(step.batch)
+    assert noted(library, f"{PREFILL}.plan") == ["wait fence 0", "plan", "mark fence 0", "wait fence 1"]
+    assert kept.plans
+
+
+def test_a_step_dropped_while_idle_wrappers_are_looked_through_is_kept_apart(library: FakeLibrary) -> None:
+    """The garbage collector may end one at any allocation, in the middle of that loop."""
+    step = draw(MIXED)
+    backend = build(step)
+    held = [backend.plan(step.batch) for _ in range(4)]
+    del held[:2]
+
+    class Dropping:
+        """A route that equals none, and drops a step when it is compared."""
+
+        def __eq__(self, other: object) -> bool:
+            held.clear()
+            return False
+
+        __hash__ = None  # type: ignore[assignment]
+
+    pool = backend._pool
+    pool.trim()
+    for idle in pool._idle:
+        idle.route = Dropping()
+    assert backend.plan(step.batch).plans
+    assert not held
+
+
+def test_forward_waits_only_where_a_kind_was_left_out(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of one kind are planned in `plan`; of several, each kind by its first layer."""
+    monkeypatch.setattr(importlib.import_module("backstamp_flashinfer.wrappers"), "Fence", recording_fence(library))
+    step = draw(ONE, phase="decode")
+    other = replace(step, layer=replace(LAYER, layer_id=1, window_left=6))
+    for layers, capture, waits in (
+        ((LAYER,), False, 0),
+        ((LAYER, other.layer), True, 0),
+        ((LAYER, other.layer), False, 2),
+    ):
+        backend = build(step, layers=layers)
+        state = backend.plan(step.batch, capture=capture)
+        library.calls.clear()
+        for run in [step, other, step, other] if len(layers) > 1 else [step, step]:
+            forward(backend, run, state)
+        assert len([word for word in noted(library, f"{DECODE}.plan") if word.startswith("wait")]) == waits
 
 
 def test_mla_plans_one_after_another(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,13 @@
 """The MHA backend: holds a step against its row, plans the library's wrappers, and runs one a layer.
 
 In: a `BuildRequest`, then the call contract's `Batch`, caches and layers. Out: outputs written in place, natural LSE.
-`plan` does the host work from exact host lengths; `forward` never syncs. The backend holds wrappers and a workspace,
-never the current batch. One stream: shares of split keys pass through one workspace.
+`plan` does the host work from exact host lengths. The backend holds wrappers and a workspace, never the current batch.
+One stream: shares of split keys pass through one workspace.
+
+`forward` may wait for the device in one case: the first layer of a kind that `plan` left out plans its wrapper. What
+served a step before waits until the device has copied that step's schedule; a new one allocates. Left out are all kinds
+of an eager step where the object's layers are of several, ragged keys, and, for FA3, values whose strides are not their
+keys'. Every other call, and every call of a step to capture, waits for nothing.
 """
 
 from __future__ import annotations
@@ -98,6 +103,7 @@ class FlashInferAttention:
             # several kinds wait for the first layer that needs them: a KV group seldom has them all. So do ragged keys
             for kind in self._kinds:
                 self._plan_kind(step, kind, "paged")
+        self._pool.trim()
         return step
 
     def replan(self, state: Step) -> None:
@@ -122,6 +128,7 @@ class FlashInferAttention:
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
+            cover_pads(out, lse, 0)
             return out
         keys = self._keys(state, kv, layer)
         rows = state.ragged if keys == "ragged" else state.rows
@@ -189,8 +196,10 @@ class FlashInferAttention:
             near = step.plans.get((kind, "paged"))
             planned = near if near is not None and near.route.backend == "fa2" else None
         if planned is None and step.capture:
-            needed = "a layer the object was built for: a recorded step plans nothing more"
-            raise refusal(self._request, "layer", needed, f"layer {layer.layer_id}", phase=step.batch.phase)
+            # planned for the step's first lengths and not since, or never: its numbers would be wrong
+            needed = "a layer the object was built for, of a kind that ran before the step was planned again"
+            found, fix = f"layer {layer.layer_id}", "Run every layer between the first plan and the next"
+            raise refusal(self._request, "layer", needed, found, phase=step.batch.phase, fix=fix)
         return planned or self._plan_kind(step, kind, keys)
 
     def _plan_kind(self, step: Step, kind: LayerKind, keys: Keys) -> Planned:
@@ -231,14 +240,19 @@ class FlashInferAttention:
         }
 
     def _refresh(self, step: Step, batch: Batch, form: IndexForm) -> Step:
-        """Plan a recorded step's wrappers anew: those that its layers ran, all of them before any has."""
+        """Plan a recorded step's wrappers anew: those that its layers ran, all of them before any has.
+
+        The others are dropped: no graph has recorded them, and they hold the lengths of an earlier step.
+        """
         kept = refresh_batch(self._request, step.batch, batch)
         rows = read_uniform_rows(self._request, batch)
         step.batch, step.form = kept, form
         step.rows, step.pages = rows, row_pages(batch.index, form, rows, self._device)
         assert isinstance(batch.causal, bool)
-        plans = list(step.plans.values())
-        for planned in [planned for planned in plans if planned.ran] or plans:
+        if any(planned.ran for planned in step.plans.values()):
+            for key in [key for key, planned in step.plans.items() if not planned.ran]:
+                self._pool.give(step.plans.pop(key))
+        for planned in step.plans.values():
             self._pool.plan(planned, rows, step.pages, causal=batch.causal)
         return step
 
@@ -279,6 +293,7 @@ class FlashInferAttention:
 
 
 def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, Keys], Planned]) -> None:
+    """Also how a dropped step ends, in the garbage collector: it must not wait, nor ask the device anything."""
     for planned in plans.values():
         pool.give(planned)
     plans.clear()

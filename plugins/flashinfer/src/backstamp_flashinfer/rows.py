@@ -106,10 +106,32 @@ def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
         raise refusal(request, "max_kv_len", f"at most {old.max_kv_len}, as recorded", found, phase=new.phase)
     if old.tree is None or new.tree is None:
         return replace(new, tree=None, max_kv_len=old.max_kv_len)
-    for target, source in ((old.tree.buffer, new.tree.buffer), (old.tree.indptr, new.tree.indptr)):
-        if target is not None and source is not None and target.data_ptr() != source.data_ptr():
-            target[tuple(slice(0, size) for size in source.shape)].copy_(source)
+    pairs = [("tree.buffer", old.tree.buffer, new.tree.buffer)]
+    if old.tree.indptr is not None and new.tree.indptr is not None:
+        pairs.append(("tree.indptr", old.tree.indptr, new.tree.indptr))
+    # a mask over other lengths, or of shorter rows, lies at the start of the recorded one
+    pairs = [(name, target[tuple(map(slice, source.shape))], source) for name, target, source in pairs]
+    for target, source in [(pair[1], pair[2]) for pair in pairs if _moved(request, *pair, phase=new.phase)]:
+        target.copy_(source)
     return replace(new, tree=old.tree, max_kv_len=old.max_kv_len)
+
+
+def _moved(request: BuildRequest, name: str, target: Tensor, source: Tensor, *, phase: str) -> bool:
+    """Whether new values lie elsewhere: what the engine keeps at a fixed address is up to date already.
+
+    Raises:
+        UnsupportedBatch: more than was recorded, or its address under other strides, where the two share memory.
+    """
+    if target.shape != source.shape:
+        needed = f"at most {list(target.shape)}, as recorded"
+        raise refusal(request, name, needed, str(list(source.shape)), phase=phase, fix="Plan a new state")
+    if target.numel() == 0 or target.data_ptr() != source.data_ptr():
+        return True
+    strides = zip(target.shape, target.stride(), source.stride(), strict=True)
+    if any(size > 1 and planned != found for size, planned, found in strides):
+        needed = f"strides {target.stride()} at the recorded address, or another address"
+        raise refusal(request, name, needed, f"strides {source.stride()}", phase=phase, fix="Plan a new state")
+    return False
 
 
 def _mirrors(batch: Batch) -> tuple[Tensor, Tensor]:

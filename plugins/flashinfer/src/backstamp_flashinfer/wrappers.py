@@ -74,6 +74,7 @@ class WrapperPool:
         # zeros, as the library asks of a first use
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._idle: deque[Planned] = deque()
+        self._returned: deque[Planned] = deque()
 
     def reserve(self, kind: LayerKind, rows: int, tokens: int) -> None:
         """Make room for the shares of a step with fixed sizes, which are reserved for its worst split."""
@@ -86,6 +87,7 @@ class WrapperPool:
 
     def take(self, route: Route, kind: LayerKind) -> Planned:
         """A wrapper for a route: the one that has been idle longest, or a new one."""
+        self._settle()
         for idle in self._idle:
             if idle.route == route:
                 self._idle.remove(idle)
@@ -101,15 +103,20 @@ class WrapperPool:
         return Planned(route=route, kind=kind, wrapper=wrapper, fence=Fence(self._device), mask=mask)
 
     def give(self, planned: Planned) -> None:
-        """Take a wrapper back; of more than a few idle ones the oldest goes."""
-        self._idle.append(planned)
-        if len(self._idle) > IDLE_WRAPPERS:
+        """Take a wrapper back. Nothing more: the garbage collector may call this, at any time and in any thread."""
+        self._returned.append(planned)
+
+    def trim(self) -> None:
+        """Let the oldest go of more than a few idle wrappers; waits until the device has passed their last copies."""
+        self._settle()
+        while len(self._idle) > IDLE_WRAPPERS:
             # its pinned memory may be reused once it is gone
             self._idle.popleft().fence.wait()
 
     def plan(self, planned: Planned, rows: HostRows, pages: Tensor | None, *, causal: bool) -> None:
-        """Plan one wrapper for a step: host work and copies to the device, no sync with what runs there.
+        """Plan one wrapper for a step: host work and copies to the device.
 
+        Waits only for the copies of the wrapper's last plan, where the device has not passed them.
         `pages [num_pages]` i32 on the device; None for keys that lie in no cache.
         """
         route, kind, wrapper = planned.route, planned.kind, planned.wrapper
@@ -144,6 +151,11 @@ class WrapperPool:
             planned.mask.kv_lens.copy_(rows.kv_lens, non_blocking=True)
             planned.mask_layer = None
         planned.fence.mark()
+
+    def _settle(self) -> None:
+        """Move what came back to the idle ones, which nobody else touches."""
+        while self._returned:
+            self._idle.append(self._returned.popleft())
 
     def _make(self, route: Route, kind: LayerKind, mask: MaskBuffers | None) -> object:
         space = self._workspace
