@@ -122,10 +122,12 @@ def test_kept_states_stay_where_the_recorded_step_leaves_them():
     made, other = step("verify", CHAIN["kept"]), step("verify", CHAIN["kept"], seed=3)
     backend = build_triton_rows(request_for(OFFERS["gdn"], made, phases=PHASES)).backend
     recorded = backend.plan(made.batch, capture=True)
-    before = made.batch.intermediate.clone()
+    before, slots = made.batch.intermediate.clone(), made.batch.slots.clone()
     with pytest.raises(UnsupportedBatch, match="intermediate: as the recorded step has it"):
         backend.plan(other.batch, state=recorded)
     assert torch.equal(made.batch.intermediate.nan_to_num(), before.nan_to_num())
+    # refused whole
+    assert torch.equal(made.batch.slots, slots)
     same = replace(other.batch, intermediate=made.batch.intermediate)
     assert backend.plan(same, state=recorded) is recorded
 

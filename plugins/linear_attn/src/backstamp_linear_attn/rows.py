@@ -144,6 +144,7 @@ class TritonRows:
 
     def _refresh(self, state: RowsStep, fresh: RowsStep) -> RowsStep:
         old, new = state.batch, fresh.batch
+        copies: list[tuple[Tensor, Tensor]] = []
         for field in fields(LinearBatch):
             # no launch depends on these
             if field.name in ("qo_indptr_host", "max_q_len", "phase"):
@@ -156,12 +157,15 @@ class TritonRows:
                     continue
                 # another view of the same memory would be copied onto itself
                 if field.name != "intermediate" and not same:
-                    kept.copy_(given)
+                    copies.append((kept, given))
                     continue
             elif not isinstance(kept, Tensor) and not isinstance(given, Tensor) and kept == given:
                 continue
             needed = "as the recorded step has it; plan a new state"
             raise linear_refusal(self._request, field.name, needed, "another", new.phase)
+        # nothing is copied of a step that is refused
+        for kept_at, values in copies:
+            kept_at.copy_(values)
         return state
 
 
