@@ -44,6 +44,9 @@ def unified_attention(
     assert q.dtype in (torch.float16, torch.bfloat16)
     assert out.shape == (tokens, heads, v.shape[-1])
     assert q.stride(-1) == out.stride(-1) == 1
+    # the kernel is handed the stride of a row of the table and none else
+    assert block_table.shape[1] == 1 or block_table.stride(1) == 1
+    assert cu_seqlens_q.stride(0) == seqused_k.stride(0) == 1
     assert sinks is None or sinks.shape == (heads,)
     assert max_seqlen_k >= int(seqused_k.max())
     window = 1 + window_size[0]

@@ -134,15 +134,121 @@ def test_a_step_without_rows_or_tokens_calls_nothing_and_leaves_zeros(library):
     assert library.calls == []
 
 
-def test_a_state_is_brought_up_to_date_in_place(library):
-    """A replayed graph keeps the state it captured."""
+def decode(lens=(9, 20), width=4, **changes):
+    """A decode step whose table has room for more than its rows fill."""
+    made = make_batch([1] * len(lens), list(lens), layer=LAYER, phase="decode", dtype=BF16, **changes)
+    table = torch.full((len(lens), width), -1, dtype=torch.int32)
+    table[:, : made.batch.index.page_table.shape[1]] = made.batch.index.page_table
+    index = replace(made.batch.index, page_table=table)
+    return replace(made, batch=replace(made.batch, index=index, max_kv_len=16 * width))
+
+
+def test_a_replay_reads_new_values_at_the_recorded_addresses(library):
+    """A graph has the first plan's tensors; another batch's lie elsewhere, and are copied into them."""
     backend = build(graph="uniform")
-    first = make_batch([1, 1], [9, 20], layer=LAYER, phase="decode", dtype=BF16)
-    second = make_batch([2, 1], [9, 20], layer=LAYER, phase="decode", dtype=BF16, pad_tokens=1)
+    first, second = decode(), decode((31, 12), seed=3)
+    assert not torch.equal(first.batch.index.page_table, second.batch.index.page_table)
     state = backend.plan(first.batch, capture=True)
+    backend.forward(first.q, first.kv, LAYER, state)
     assert backend.plan(second.batch, state=state) is state
-    assert (state.batch, state.tokens, state.max_q_len) == (second.batch, 3, 2)
     assert backend.replan(state) is None
+    (recorded,) = library.called(PATH)
+    for name, at, wanted in (
+        ("cu_seqlens_q", first.batch.qo_indptr, second.batch.qo_indptr),
+        ("seqused_k", first.batch.kv_lens, second.batch.kv_lens),
+        ("block_table", first.batch.index.page_table, second.batch.index.page_table),
+    ):
+        assert recorded[name].data_ptr() == at.data_ptr()
+        assert torch.equal(recorded[name], wanted)
+    truth, _ = reference_attention(second.q, second.kv, LAYER, second.batch)
+    assert relative_error(backend.forward(second.q, second.kv, LAYER, state), truth) < BOUND
+
+
+def test_a_replay_reads_the_offsets_of_its_rows(library):
+    """Where the library is told that rows have more than one query, it goes by them."""
+    backend = build(graph="uniform")
+    first, second = (
+        make_batch(lens, [9, 20], layer=LAYER, phase="verify", dtype=BF16, seed=lens[0]) for lens in ([2, 2], [1, 3])
+    )
+    state = backend.plan(replace(first.batch, max_q_len=3), capture=True)
+    backend.plan(second.batch, state=state)
+    truth, _ = reference_attention(second.q, second.kv, LAYER, second.batch)
+    assert relative_error(backend.forward(second.q, second.kv, LAYER, state), truth) < BOUND
+    assert library.called(PATH)[0]["max_seqlen_q"] == 3
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_what_a_graph_recorded_counts_no_tokens_on_the_host(captured, library):
+    """A step outside graphs clears the tokens of no row; a recorded one writes as many as it did."""
+    backend = build(graph="uniform")
+    of = {"kv_lens": [9, 20], "layer": LAYER, "phase": "verify", "dtype": BF16}
+    state = backend.plan(make_batch([2, 2], **of).batch, capture=captured)
+    backend.plan(make_batch([2, 1], pad_tokens=1, **of).batch, state=state)
+    assert state.tokens == (4 if captured else 3)
+
+
+def test_a_replay_at_the_engines_own_addresses_copies_nothing(library):
+    """What it keeps in place is up to date; the rows of a table may lie apart, but not otherwise than recorded."""
+    backend = build(graph="uniform")
+    made = decode()
+    state = backend.plan(made.batch, capture=True)
+    made.batch.kv_lens.copy_(torch.tensor([12, 31], dtype=torch.int32))
+    assert backend.plan(made.batch, state=state) is state
+    assert made.batch.kv_lens.tolist() == [12, 31]
+    memory = torch.zeros(4, 4, dtype=torch.int32)
+    near, far = memory[:2], memory[::2]
+    state = backend.plan(with_table(made.batch, near), capture=True)
+    with pytest.raises(UnsupportedBatch, match=r"needs index\.page_table: rows 4 apart, as planned, got 8"):
+        backend.plan(replace(with_table(made.batch, far), kv_lens=made.batch.kv_lens - 1), state=state)
+    # refused whole
+    assert made.batch.kv_lens.tolist() == [12, 31]
+
+
+def with_table(batch, table):
+    return replace(batch, index=replace(batch.index, page_table=table))
+
+
+ANOTHER = {
+    "num_rows": decode((9, 20, 5)).batch,
+    "num_tokens": replace(decode().batch, num_tokens=4),
+    "max_q_len": replace(decode(host_lens=False).batch, max_q_len=1),
+    "max_kv_len": replace(decode().batch, max_kv_len=65),
+    "index.page_table": with_table(decode().batch, torch.zeros(2, 4, dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("named", ANOTHER)
+def test_another_launch_than_the_planned_one_is_refused(named, library):
+    """Rows and tokens are the launch, the longest row its grid; a recorded table has no more columns than it has."""
+    first = decode().batch
+    before = first.kv_lens.clone()
+    backend = build(graph="uniform")
+    narrow = with_table(first, first.index.page_table[:, :2])
+    state = backend.plan(narrow if named == "index.page_table" else first, capture=True)
+    with pytest.raises(UnsupportedBatch, match=f"needs {named}: .*as planned"):
+        backend.plan(ANOTHER[named], state=state)
+    assert torch.equal(first.kv_lens, before)
+
+
+def test_entries_of_a_row_that_lie_apart_are_refused(library):
+    """The library takes the stride of a row and none within it."""
+    made = make_batch([5, 1], [37, 64], layer=LAYER, dtype=BF16)
+    batch, table = made.batch, made.batch.index.page_table
+    apart = torch.stack([batch.kv_lens, batch.kv_lens], 1)[:, 0]
+    for named, changed in {
+        r"index\.page_table: a last stride of 1": with_table(batch, table.T.contiguous().T),
+        r"index\.page_table: torch\.int32": with_table(batch, table.long()),
+        "kv_lens: ": replace(batch, kv_lens=apart),
+        "qo_indptr: ": replace(batch, qo_indptr=torch.stack([batch.qo_indptr] * 2, 1)[:, 0]),
+    }.items():
+        with pytest.raises(UnsupportedBatch, match=f"needs {named}"):
+            build().plan(changed)
+    wide = torch.zeros(2, 9, dtype=torch.int32)
+    wide[:, : table.shape[1]] = table
+    truth, _ = reference_attention(made.q, made.kv, LAYER, batch)
+    rows_apart = replace(made, batch=with_table(batch, wide[:, : table.shape[1]]))
+    assert relative_error(run(build(), rows_apart), truth) < BOUND
+    assert library.calls != []
 
 
 REFUSED = {

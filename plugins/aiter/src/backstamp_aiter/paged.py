@@ -1,7 +1,8 @@
 """Paged MHA through AITER's `unified_attention`: one call a layer, every phase.
 
 In: the call contract. Out: outputs in place. `plan` checks and reads no device value, so every step can be captured;
-the engine's own tensors go to the library as they are. Never holds the current batch: that is the state's.
+the tensors of the batch that a state was planned with go to the library as they are, and a later batch's values are
+copied into them. Never holds the current batch: that is the state's.
 """
 
 from __future__ import annotations
@@ -9,23 +10,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.step_checks import check_batch, check_call
+from backstamp.step_checks import check_batch, check_call, refusal
 
 __all__ = ["PagedAttention", "PagedStep"]
 
 
 @dataclass(slots=True)
 class PagedStep:
-    """One planned step; `tokens` of its queries belong to rows, and `max_q_len` is what the library is told."""
+    """One planned step, read at every forward and graph replay.
+
+    Attributes:
+        batch: the batch it was planned with, whose tensors a graph may have recorded.
+        page_table: `[B, W]` i32, that batch's.
+        tokens: query tokens that belong to rows.
+        max_q_len: what the library is told of the longest row.
+        captured: whether a graph may have recorded it, so that no host number of a batch may count.
+    """
 
     batch: Batch
+    page_table: Tensor
     tokens: int
     max_q_len: int
+    captured: bool
 
 
 class PagedAttention:
@@ -40,17 +52,14 @@ class PagedAttention:
         """Nothing to allocate: a step refers to the batch's own tensors."""
 
     def plan(self, batch: Batch, *, state: PagedStep | None = None, capture: bool = False) -> PagedStep:
-        """Check the batch and note its sizes; with `state`, in place.
+        """Check the batch and note its sizes; with `state`, at the addresses that it was planned with.
 
         Raises:
-            UnsupportedBatch: what the row does not declare.
+            UnsupportedBatch: what the row does not declare, or another launch than the planned one.
         """
         check_batch(self._request, batch, capture=capture)
-        tokens, max_q_len = _tokens(batch, capture), _max_q_len(batch)
-        if state is None:
-            return PagedStep(batch, tokens, max_q_len)
-        state.batch, state.tokens, state.max_q_len = batch, tokens, max_q_len
-        return state
+        step = PagedStep(batch, self._page_table(batch), _tokens(batch, capture), _max_q_len(batch), capture)
+        return step if state is None else self._refresh(state, step)
 
     def replan(self, state: PagedStep) -> None:
         """Nothing to do on the device: the library reads lengths and pages from the batch's tensors."""
@@ -98,7 +107,7 @@ class PagedAttention:
                 causal=True,
                 # keys before self and after it; (-1, -1) is no window
                 window_size=(-1, -1) if layer.window_left < 0 else (layer.window_left, 0),
-                block_table=batch.index.page_table,
+                block_table=state.page_table,
                 softcap=layer.softcap,
                 q_descale=None,
                 k_descale=None,
@@ -107,6 +116,53 @@ class PagedAttention:
                 sinks=layer.sinks,
             )
         return out
+
+    def _page_table(self, batch: Batch) -> Tensor:
+        """The batch's table, whose rows may lie apart; the shared checks hold the strides of all else."""
+        table = batch.index.page_table
+        assert table is not None, "the row declares no other form"
+        if table.dtype is not torch.int32:
+            raise refusal(self._request, "index.page_table", "torch.int32", str(table.dtype), phase=batch.phase)
+        return table
+
+    def _refresh(self, state: PagedStep, fresh: PagedStep) -> PagedStep:
+        """Copy a new batch's values to where the planned step has its own; a graph may have recorded the addresses."""
+        old, new = state.batch, fresh.batch
+        size, rows = new.index.page_size, new.num_rows
+        width = min(max(1, -(-new.max_kv_len // size)), fresh.page_table.shape[1])
+        for name, fits, bound, found in (
+            ("num_rows", rows == old.num_rows, str(old.num_rows), rows),
+            ("num_tokens", new.num_tokens == old.num_tokens, str(old.num_tokens), new.num_tokens),
+            # told 1, the library never reads the offsets
+            ("max_q_len", fresh.max_q_len <= state.max_q_len, f"at most {state.max_q_len}", fresh.max_q_len),
+            ("max_kv_len", new.max_kv_len <= old.max_kv_len, f"at most {old.max_kv_len}", new.max_kv_len),
+            (
+                "index.page_table",
+                width <= state.page_table.shape[1],
+                f"at most {state.page_table.shape[1]} wide",
+                width,
+            ),
+        ):
+            if not fits:
+                needed = f"{bound}, as planned"
+                raise refusal(self._request, name, needed, str(found), phase=new.phase, fix="Plan a new state")
+        pairs = (
+            ("qo_indptr", old.qo_indptr[: rows + 1], new.qo_indptr[: rows + 1]),
+            ("kv_lens", old.kv_lens[:rows], new.kv_lens[:rows]),
+            ("index.page_table", state.page_table[:rows, :width], fresh.page_table[:rows, :width]),
+        )
+        # what the engine keeps at a fixed address is up to date already
+        kept = [target.data_ptr() == source.data_ptr() for _, target, source in pairs]
+        for (name, target, source), same in zip(pairs, kept, strict=True):
+            if same and rows > 1 and target.stride(0) != source.stride(0):
+                needed, found = f"rows {target.stride(0)} apart, as planned", str(source.stride(0))
+                raise refusal(self._request, name, needed, found, phase=new.phase, fix="Plan a new state")
+        for (_, target, source), same in zip(pairs, kept, strict=True):
+            if not same:
+                target.copy_(source)
+        if not state.captured:
+            state.tokens = fresh.tokens
+        return state
 
 
 def _variant(request: BuildRequest, layer: LayerSpec, state: PagedStep) -> tuple[object, ...]:
