@@ -85,7 +85,7 @@ def test_a_cache_needs_an_index_the_row_reads(monkeypatch):
     index = KVIndex(page_size=16, kv_indptr=STEP.batch.qo_indptr, kv_indices=STEP.batch.kv_lens)
     with built("sglang-kernel", request(), monkeypatch) as (backend, calls):
         state = backend.plan(replace(STEP.batch, index=index))
-        with pytest.raises(UnsupportedBatch, match="index: a page table"):
+        with pytest.raises(UnsupportedBatch, match="index: one of page_table"):
             backend.forward(STEP.q, STEP.kv, LAYER, state)
         assert not calls
 

@@ -134,7 +134,7 @@ def test_keys_without_a_cache_are_refused_where_there_is_a_tree(library: FakeLib
 def test_a_cache_without_an_index_is_refused(library: FakeLibrary) -> None:
     """Nobody said where its tokens lie."""
     step = batch_of(draw(MIXED), index=replace(draw(MIXED).batch.index, page_table=None))
-    with pytest.raises(UnsupportedBatch, match="index: the pages"):
+    with pytest.raises(UnsupportedBatch, match="index: one of csr, indirect, page_table"):
         forward(build(step), step)
 
 

@@ -122,8 +122,7 @@ class FlashAttention:
             k, v, q_v, indptr, leftpad = new.k, new.v, None, new.kv_indptr[: rows + 1], None
             self._strides(new.k.stride(-1), new.v.stride(-1), state)
         else:
-            if state.page_table is None:
-                raise refusal(self._request, "index", "a page table", "none", phase=state.batch.phase)
+            assert state.page_table is not None, "check_call refuses a cache without an index"
             leftpad = None if self._no_padding is None else self._no_padding[:rows]
             indptr = None
             if kv.v is None:

@@ -181,8 +181,6 @@ class FlashInferAttention:
                 raise refusal(self._request, "kv", needed, "ragged keys", phase=batch.phase)
             step.ragged = step.ragged or read_rows(self._request, batch, paged=False)
             return "ragged"
-        if step.form == "none":
-            raise refusal(self._request, "index", "the pages of the cache", "none", phase=batch.phase)
         assert kv.v is not None, "check_call refuses a cache without values"
         refuse_odd_strides(self._request, layer, ("kv.k", kv.k), ("kv.v", kv.v))
         # only the FA3 kernels mind: they step through keys and values with one stride
