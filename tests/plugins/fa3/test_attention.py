@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from backstamp.attention import LayerSpec, RaggedKV
+from backstamp.errors import UnsupportedBatch
 from backstamp.testing.batches import MadeStep, make_batch
 from backstamp.testing.reference import reference_attention, relative_error
 from backstamp.testing.requests import request_for
@@ -276,3 +277,38 @@ def test_sinks_without_a_counter_are_converted_each_step(monkeypatch):
                 stored.fill_(value)
             backend.forward(step.q, step.kv, case.layer, backend.plan(step.batch))
             assert calls[-1]["sinks"].tolist() == [value] * 4
+
+
+def test_another_stored_tensor_is_read_through_the_same_buffer(monkeypatch):
+    """A reload that puts a new parameter in place: graphs read the recorded address, `plan` follows the new tensor."""
+    case = CASES["sinks-fp32"]
+    step = make(case)
+    with built("tokenspeed-fa3", request("tokenspeed-fa3", case), monkeypatch) as (backend, calls):
+        backend.forward(step.q, step.kv, case.layer, backend.plan(step.batch))
+        for dtype in (torch.float32, torch.bfloat16):
+            stored = torch.nn.Parameter(torch.tensor([0.25] * 4, dtype=dtype), requires_grad=False)
+            layer = replace(case.layer, sinks=stored)
+            for value in (0.25, 0.75):
+                stored.fill_(value)
+                state = backend.plan(step.batch)
+                # the first of a tensor's values comes with the first layer that brings it
+                assert value == 0.25 or calls[-1]["sinks"].tolist() == [value] * 4
+                backend.forward(step.q, step.kv, layer, state)
+                assert calls[-1]["sinks"].tolist() == [value] * 4
+    assert len({call["sinks"].data_ptr() for call in calls}) == 1
+
+
+def test_sinks_are_converted_in_plan_alone(monkeypatch):
+    """`forward` may be recorded: it allocates nothing, and refuses a layer that has no buffer and needs one."""
+    case = replace(CASES["sinks-fp32"], layer=replace(LAYER, sinks=CASES["sinks-fp32"].layer.sinks.clone()))
+    step = make(case)
+    with built("tokenspeed-fa3", request("tokenspeed-fa3", case), monkeypatch) as (backend, calls):
+        state = backend.plan(step.batch)
+        case.layer.sinks.fill_(9.0)
+        backend.forward(step.q, step.kv, case.layer, state)
+        assert calls[-1]["sinks"].tolist() == [0.5, -1.0, 2.0, 0.0]
+        with pytest.raises(UnsupportedBatch, match="sinks of layer 8: those the object was built with, or bfloat16"):
+            backend.forward(step.q, step.kv, replace(case.layer, layer_id=8), state)
+        ready = replace(LAYER, layer_id=8, sinks=torch.zeros(4, dtype=torch.bfloat16))
+        backend.forward(step.q, step.kv, ready, state)
+        assert calls[-1]["sinks"] is ready.sinks

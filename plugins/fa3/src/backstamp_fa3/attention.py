@@ -42,7 +42,7 @@ class FlashAttention:
         self._library = library
         self._keyless = keyless
         device = torch.device(request.device)
-        self._sinks = SinkBuffers(sink_dtypes)
+        self._sinks = SinkBuffers(request, sink_dtypes)
         self._positions = torch.arange(request.max_tokens, dtype=torch.int32, device=device)
         by_slot = whole_pages is not None and request.page_size >= whole_pages
         self._no_padding = torch.zeros(request.max_rows, dtype=torch.int32, device=device) if by_slot else None
@@ -51,7 +51,7 @@ class FlashAttention:
         """Nothing to allocate: buffers have their final size, steps refer to the batch's own tensors."""
 
     def refresh_parameters(self) -> None:
-        """Read stored sinks anew at the next step, for weights reloaded by `param.data`, which ticks no counter."""
+        """Convert the sinks again, after a weight reload by `param.data`, which ticks no counter."""
         self._sinks.refresh_parameters()
 
     def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
@@ -62,7 +62,7 @@ class FlashAttention:
         """
         form = check_batch(self._request, batch, capture=capture)
         step = new_step(self._request, batch, form, capture=capture, keyless=self._keyless)
-        self._sinks.update(self._request.layers)
+        self._sinks.update()
         if state is not None and (state.captured or not capture):
             step = refresh(self._request, state, step)
         mark_unseen(step, self._positions)
@@ -131,8 +131,7 @@ class FlashAttention:
                 q, q_v = (q[..., latent:], q[..., :latent]) if q_rope is None else (q_rope, q)
             else:
                 k, v, q_v = kv.k, kv.v, None
-        sinks = None if layer.sinks is None else self._sinks.read(layer.layer_id, layer.sinks)
-        return LayerCall(layer, state, q, k, v, q_v, out, indptr, sinks, leftpad, causal, with_lse)
+        return LayerCall(layer, state, q, k, v, q_v, out, indptr, self._sinks.of(layer), leftpad, causal, with_lse)
 
     def _strides(self, of_k: int, of_v: int, state: Step) -> None:
         if of_k != 1 or of_v != 1:

@@ -57,12 +57,12 @@ class FmhaV2Prefill:
         check_build(request)
         self._request = request
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request.layers)
+        self._sinks = SinkBuffers(request)
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
 
     def refresh_parameters(self) -> None:
         """Convert the sinks again, after a weight reload that no in-place counter saw."""
-        self._sinks.refresh()
+        self._sinks.refresh_parameters()
 
     def plan(self, batch: Batch, *, state: GatherStep | None = None, capture: bool = False) -> GatherStep:
         """Check the batch and lay out the gathered pages from its host lengths. Nothing of `state` is kept.

@@ -29,7 +29,7 @@ class GenAttention:
         check_build(request)
         self._request = request
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request.layers)
+        self._sinks = SinkBuffers(request)
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
         self._counters = counters(request)
 
@@ -38,7 +38,7 @@ class GenAttention:
 
     def refresh_parameters(self) -> None:
         """Convert the sinks again, after a weight reload that no in-place counter saw."""
-        self._sinks.refresh()
+        self._sinks.refresh_parameters()
 
     def plan(self, batch: Batch, *, state: Step | None = None, capture: bool = False) -> Step:
         """Check the batch; add up key counts where the context function will run.

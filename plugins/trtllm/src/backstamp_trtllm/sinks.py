@@ -1,70 +1,92 @@
-"""Attention sinks in fp32, whatever the model stores: `plan` converts them into buffers whose addresses never change.
+"""Attention sinks in fp32, whatever the model stores: one buffer a layer whose address never changes.
 
-In: layers with `sinks [Hq]`. Out: one fp32 tensor a layer, safe inside a recorded graph. A conversion is skipped while
-the source's in-place counter and address stand still. That leans on autograd's `_version`: `copy_` ticks it,
-`param.data.copy_()` ticks nothing, so whoever reloads weights calls `refresh_parameters()` of the backend.
+In: the layers a backend serves, with `sinks [Hq]`. Out: a tensor a layer, safe inside a recorded graph: the stored one
+where the library reads it as it is, else our buffer, made when the backend is built. `plan` converts, and only what
+changed, which is known by autograd's in-place counter (`Tensor._version`) and the address. `copy_` ticks that counter,
+`param.data.copy_()` ticks nothing: whoever reloads weights that way calls `refresh_parameters()`. Nothing is allocated
+after the backend is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from backstamp.attention import LayerSpec
+from backstamp.factories import BuildRequest
+from backstamp.step_checks import refusal
 
 __all__ = ["SinkBuffers"]
 
 
 @dataclass(slots=True)
 class _Held:
-    """One layer's sinks: the model's tensor, our copy, and what the source looked like when it was copied."""
+    """One layer's sinks: the model's tensor, our copy (None where it is read as it is), and what was copied last."""
 
-    source: Tensor
-    buffer: Tensor
+    stored: Tensor
+    buffer: Tensor | None
     seen: tuple[int, int] | None = None
 
 
 class SinkBuffers:
     """The fp32 sinks of the layers a backend serves."""
 
-    def __init__(self, layers: Iterable[LayerSpec]) -> None:
+    def __init__(self, request: BuildRequest) -> None:
+        self._request = request
         self._held: dict[int, _Held] = {}
-        for layer in layers:
+        for layer in request.layers:
             if layer.sinks is not None:
-                self._hold(layer.layer_id, layer.sinks)
+                buffer = None if _reads(layer.sinks) else _buffer_for(layer.sinks)
+                self._held[layer.layer_id] = _Held(layer.sinks, buffer)
 
     def update(self) -> None:
-        """Convert what changed since the last step; on the host, before a graph is recorded or replayed."""
+        """Convert what changed since the last step; called in `plan`, outside any graph."""
         for held in self._held.values():
-            if held.buffer is held.source:
+            if held.buffer is None:
                 continue
-            # a tensor made in inference mode has no counter to ask; reading it would raise
-            seen = None if held.source.is_inference() else (held.source._version, held.source.data_ptr())
+            # a tensor made in inference mode has no counter: it is converted each time
+            seen = None if held.stored.is_inference() else (held.stored._version, held.stored.data_ptr())
             if seen is None or seen != held.seen:
-                held.buffer.copy_(held.source)
+                held.buffer.copy_(held.stored.detach())
                 held.seen = seen
 
-    def refresh(self) -> None:
-        """Convert everything again: weights were reloaded behind the counter's back."""
+    def refresh_parameters(self) -> None:
+        """Convert every layer's sinks again, whatever their counters say."""
         for held in self._held.values():
             held.seen = None
         self.update()
 
     def of(self, layer: LayerSpec) -> Tensor | None:
-        """A layer's sinks in fp32, or None."""
-        if layer.sinks is None:
+        """A layer's sinks `[Hq]`, fp32 and contiguous; None without sinks.
+
+        Another tensor than the stored one is copied into the same buffer, and stored from then on. Raises an
+        `UnsupportedBatch` for a layer that has no buffer and needs one.
+        """
+        sinks = layer.sinks
+        if sinks is None:
             return None
         held = self._held.get(layer.layer_id)
-        if held is None or held.source is not layer.sinks:
-            held = self._hold(layer.layer_id, layer.sinks)
-            self.update()
-        return held.buffer
+        if held is not None and held.stored is sinks:
+            return sinks if held.buffer is None else held.buffer
+        buffer = None if held is None else held.buffer
+        if held is not None and buffer is not None and buffer.shape == sinks.shape:
+            # the copy may be recorded: the next `plan` looks at the new tensor before any replay
+            buffer.copy_(sinks.detach())
+            held.stored, held.seen = sinks, None
+            return buffer
+        if buffer is None and _reads(sinks):
+            return sinks
+        needed = "those the object was built with, or float32 ones where it converts none"
+        raise refusal(self._request, f"sinks of layer {layer.layer_id}", needed, f"{list(sinks.shape)} {sinks.dtype}")
 
-    def _hold(self, layer_id: int, source: Tensor) -> _Held:
-        ready = source.dtype is torch.float32 and source.is_contiguous()
-        buffer = source if ready else torch.empty(source.shape, dtype=torch.float32, device=source.device)
-        held = self._held[layer_id] = _Held(source, buffer)
-        return held
+
+def _reads(sinks: Tensor) -> bool:
+    return sinks.dtype is torch.float32 and sinks.is_contiguous()
+
+
+def _buffer_for(sinks: Tensor) -> Tensor:
+    # of inference mode it could be written in that mode alone
+    with torch.inference_mode(False):
+        return torch.empty(sinks.shape, dtype=torch.float32, device=sinks.device)

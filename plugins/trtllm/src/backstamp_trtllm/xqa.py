@@ -62,7 +62,7 @@ class XqaAttention:
         for spec in request.layers:
             self._check_group(spec)
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request.layers)
+        self._sinks = SinkBuffers(request)
         device = torch.device(request.device)
         self._words = {drafts: causal_words(drafts, device) for drafts in LADDER}
         widest = max((spec.num_qo_heads // spec.num_kv_heads * spec.head_dim for spec in request.layers), default=4096)
@@ -76,7 +76,7 @@ class XqaAttention:
 
     def refresh_parameters(self) -> None:
         """Convert the sinks again, after a weight reload that no in-place counter saw."""
-        self._sinks.refresh()
+        self._sinks.refresh_parameters()
 
     def plan(self, batch: Batch, *, state: XqaStep | None = None, capture: bool = False) -> XqaStep:
         """Check the batch; lay out its draft mask where rows have more than one token.
