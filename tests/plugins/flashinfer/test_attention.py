@@ -10,7 +10,7 @@ import torch
 from backstamp.attention import PagedKV
 from backstamp.testing.batches import MadeStep, split_new
 from tests.libraries.fake import FakeLibrary
-from tests.plugins.flashinfer.library import DECODE, PREFILL, RAGGED
+from tests.plugins.flashinfer.library import DECODE, PREFILL, RAGGED, SINKS
 from tests.plugins.flashinfer.steps import (
     CHAIN,
     LATENT,
@@ -287,3 +287,22 @@ def test_sinks_of_another_dtype_are_widened(library: FakeLibrary) -> None:
     step = draw(MIXED, replace(SINK, sinks=SINK.sinks.bfloat16()))
     held(forward(build(step), step), step)
     assert request_of(step).offer.sink_conversion == "lossless"
+
+
+def test_reloaded_sinks_are_converted_into_one_buffer(library: FakeLibrary) -> None:
+    """`copy_` ticks the counter `plan` looks at, `param.data.copy_()` ticks nothing: the one needs a call."""
+    assert SINK.sinks is not None
+    step = draw(MIXED, replace(SINK, sinks=SINK.sinks.bfloat16()))
+    backend, sinks = build(step), step.layer.sinks
+    assert sinks is not None
+    held(forward(backend, step), step)
+    sinks.copy_(sinks + 3.0)
+    held(forward(backend, step), step)
+    before = forward(backend, step).out
+    sinks.data.copy_(sinks - 6.0)
+    assert torch.equal(forward(backend, step).out.nan_to_num(), before.nan_to_num())
+    backend.refresh_parameters()
+    held(forward(backend, step), step)
+    read = [call["args"][0].data_ptr() for call in library.called(f"{SINKS}.run")]
+    assert len(read) >= 4
+    assert len(set(read)) == 1

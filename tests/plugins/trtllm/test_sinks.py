@@ -9,9 +9,9 @@ import torch
 
 from backstamp.attention import LayerSpec
 from backstamp.errors import UnsupportedBatch
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.testing.requests import request_for
 from backstamp_trtllm.plugin import FMHA_V2, TRTLLM_MHA, XQA
-from backstamp_trtllm.sinks import SinkBuffers
 from tests.plugins.trtllm.cases import Case, build, compare, install, make
 
 
@@ -32,7 +32,7 @@ def layer_with(sinks: torch.Tensor) -> LayerSpec:
 
 def buffers_of(layer: LayerSpec) -> SinkBuffers:
     """The buffers of a backend built for one layer."""
-    return SinkBuffers(request_for(XQA, (layer,), dtype="bf16", page_size=16))
+    return SinkBuffers(request_for(XQA, (layer,), dtype="bf16", page_size=16), (torch.float32,))
 
 
 def test_an_in_place_write_is_seen_and_the_address_stays() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.row_checks import refusal
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_call
 from backstamp_fa3.calls import LayerCall, Library
-from backstamp_fa3.sinks import SinkBuffers
 from backstamp_fa3.steps import Step, clear_unseen, mark_unseen, new_step, refresh
 
 __all__ = ["FlashAttention"]

@@ -14,53 +14,22 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import IndexForm, check_batch, check_build, check_call, refusal
 from backstamp_flashinfer.routes import FA2_QUERY_TOKENS, LayerKind, choose_route, kind_of
 from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages, single_row
+from backstamp_flashinfer.step import Keys, Step
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.trees import write_mask
 from backstamp_flashinfer.wrappers import Planned, WrapperPool
 
 __all__ = ["FlashInferAttention", "Step"]
-
-#: Where a layer's keys lie: in pages, in pages with values of other strides, or in no cache.
-Keys: TypeAlias = Literal["paged", "apart", "ragged"]
-
-
-class Step:
-    """A planned step of one KV group.
-
-    Attributes:
-        batch: the batch, whose tree is read in `forward`. form: how its pages are listed, "none" where there are none.
-        rows: the host half of a step over pages. pages: its page list on the device.
-        ragged: the host half of the same step over ragged keys, read when a layer brings them.
-        capture: buffers stay at their addresses, for a graph to record.
-        plans: by kind of layer and where its keys lie.
-    """
-
-    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "ragged", "rows")
-
-    def __init__(self) -> None:
-        self.batch: Batch
-        self.form: IndexForm
-        self.rows: HostRows | None = None
-        self.ragged: HostRows | None = None
-        self.pages: Tensor | None = None
-        self.capture = False
-        self.plans: dict[tuple[LayerKind, Keys], Planned] = {}
-
-    def rows_of(self, keys: Keys) -> HostRows:
-        """The host half for one place of keys."""
-        rows = self.ragged if keys == "ragged" else self.rows
-        assert rows is not None, "a step without tokens returns before it asks"
-        return rows
 
 
 class FlashInferAttention:
@@ -71,6 +40,8 @@ class FlashInferAttention:
         self._request, self._hopper = request, hopper
         self._device = torch.device(request.device)
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
+        # read as float32. Source: attention/_core.py:_sink_jit_args
+        self._sinks = SinkBuffers(request, (torch.float32,))
         self._kinds = tuple(dict.fromkeys(kind_of(layer) for layer in request.layers))
         if hopper and "prefill" in request.phases:
             self._load_long()
@@ -87,6 +58,7 @@ class FlashInferAttention:
             UnsupportedBatch: what the row does not declare, or a step of another shape than the recorded one.
         """
         form = check_batch(self._request, batch, capture=capture)
+        self._sinks.update()
         if form == "none" and (batch.tree is not None or capture):
             found = "none, and a tree" if batch.tree is not None else "none, in a step to capture"
             raise refusal(self._request, "index", "the pages of a cache", found, phase=batch.phase)
@@ -105,6 +77,10 @@ class FlashInferAttention:
                 self._plan_kind(step, kind, "paged")
         self._pool.trim()
         return step
+
+    def refresh_parameters(self) -> None:
+        """Convert sinks again after a reload of weights that ticks no counter, as `param.data.copy_()`."""
+        self._sinks.refresh_parameters()
 
     def replan(self, state: Step) -> None:
         """Nothing a graph could record: the schedule is host work, and the tree is read in `forward`."""
@@ -282,7 +258,7 @@ class FlashInferAttention:
         else:
             tensors = (q, (kv.k, kv.v))
         if layer.sinks is not None:
-            tensors = (*tensors, layer.sinks.float().contiguous(), planned.kind.scale)
+            tensors = (*tensors, self._sinks.of(layer), planned.kind.scale)
         planned.wrapper.run(*tensors, out=target, lse=base2, return_lse=lse is not None)
         if target is not out:
             out.copy_(target)

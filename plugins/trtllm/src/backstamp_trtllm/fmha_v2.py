@@ -16,9 +16,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build, check_call
 from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
-from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step
 
 __all__ = ["FmhaV2Prefill"]
@@ -57,7 +57,7 @@ class FmhaV2Prefill:
         check_build(request)
         self._request = request
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request)
+        self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
 
     def refresh_parameters(self) -> None:

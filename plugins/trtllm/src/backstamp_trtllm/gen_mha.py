@@ -7,15 +7,16 @@ there would be another kernel on another chip.
 
 from __future__ import annotations
 
+import torch
 from flashinfer.decode import trtllm_batch_decode_with_kv_cache
 from flashinfer.prefill import trtllm_batch_context_with_kv_cache
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_trtllm.launches import LN2, Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
-from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
 
@@ -29,7 +30,7 @@ class GenAttention:
         check_build(request)
         self._request = request
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request)
+        self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
         self._counters = counters(request)
 

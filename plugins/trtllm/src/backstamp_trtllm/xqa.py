@@ -18,10 +18,10 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build, check_call, refusal
 from backstamp_trtllm.draft_masks import causal_words, fill_causal, fill_tree, new_mask
 from backstamp_trtllm.launches import Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
-from backstamp_trtllm.sinks import SinkBuffers
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 
 __all__ = ["LADDER", "XqaAttention"]
@@ -62,7 +62,7 @@ class XqaAttention:
         for spec in request.layers:
             self._check_group(spec)
         self._announce = Announcer(request.kernel)
-        self._sinks = SinkBuffers(request)
+        self._sinks = SinkBuffers(request, (torch.float32,))
         device = torch.device(request.device)
         self._words = {drafts: causal_words(drafts, device) for drafts in LADDER}
         widest = max((spec.num_qo_heads // spec.num_kv_heads * spec.head_dim for spec in request.layers), default=4096)

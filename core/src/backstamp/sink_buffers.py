@@ -5,18 +5,23 @@ where the library reads it as it is, else our buffer, made when the backend is b
 changed, which is known by autograd's in-place counter (`Tensor._version`) and the address. `copy_` ticks that counter,
 `param.data.copy_()` ticks nothing: whoever reloads weights that way calls `refresh_parameters()`. Nothing is allocated
 after the backend is built.
+
+.. versionadded:: 0.2
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from backstamp.attention import LayerSpec
-from backstamp.factories import BuildRequest
 from backstamp.row_checks import refusal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from backstamp.attention import LayerSpec
+    from backstamp.factories import BuildRequest
 
 __all__ = ["SinkBuffers"]
 
@@ -34,6 +39,7 @@ class SinkBuffers:
     """The sinks of a backend's layers, converted to the first dtype its library reads where it does not read theirs."""
 
     def __init__(self, request: BuildRequest, dtypes: tuple[torch.dtype, ...]) -> None:
+        """`dtypes` are those the library reads, the first the one that others become."""
         self._request = request
         self._dtypes = dtypes
         self._held: dict[int, _Held] = {}
@@ -88,6 +94,8 @@ class SinkBuffers:
 
     def _buffer_for(self, sinks: Tensor) -> Tensor:
         dtype = sinks.dtype if sinks.dtype in self._dtypes else self._dtypes[0]
+        import torch
+
         # of inference mode it could be written in that mode alone
         with torch.inference_mode(False):
             return torch.empty(sinks.shape, dtype=dtype, device=sinks.device)

@@ -1,0 +1,51 @@
+"""A planned step of one KV group: what `plan` worked out and `forward` runs.
+
+In: nothing of its own; the backend in `attention.py` fills it. Out: the host half of a step and its plans by kind of
+layer. It holds no keys and launches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from backstamp.attention import Batch
+from backstamp.step_checks import IndexForm
+from backstamp_flashinfer.routes import LayerKind
+from backstamp_flashinfer.rows import HostRows
+from backstamp_flashinfer.wrappers import Planned
+
+__all__ = ["Keys", "Step"]
+
+#: Where a layer's keys lie: in pages, in pages with values of other strides, or in no cache.
+Keys: TypeAlias = Literal["paged", "apart", "ragged"]
+
+
+class Step:
+    """A planned step of one KV group.
+
+    Attributes:
+        batch: the batch, whose tree is read in `forward`. form: how its pages are listed, "none" where there are none.
+        rows: the host half of a step over pages. pages: its page list on the device.
+        ragged: the host half of the same step over ragged keys, read when a layer brings them.
+        capture: buffers stay at their addresses, for a graph to record.
+        plans: by kind of layer and where its keys lie.
+    """
+
+    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "ragged", "rows")
+
+    def __init__(self) -> None:
+        self.batch: Batch
+        self.form: IndexForm
+        self.rows: HostRows | None = None
+        self.ragged: HostRows | None = None
+        self.pages: Tensor | None = None
+        self.capture = False
+        self.plans: dict[tuple[LayerKind, Keys], Planned] = {}
+
+    def rows_of(self, keys: Keys) -> HostRows:
+        """The host half for one place of keys."""
+        rows = self.ragged if keys == "ragged" else self.rows
+        assert rows is not None, "a step without tokens returns before it asks"
+        return rows
