@@ -119,5 +119,5 @@ def test_layers_go_to_the_component_they_say() -> None:
     assert [{layer.component for layer in request.layers} for request in requests] == [{"main"}, {"audio"}]
     heads = {"num_qo_heads": 32, "num_kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
     unnamed = [LayerSpec(layer_id=at, scale=0.1, **heads) for at in range(4)]
-    with pytest.raises(BuiltMismatch, match="of component audio in the runner, got of that component none"):
+    with pytest.raises(BuiltMismatch, match="of component audio in the runner, got none of that component"):
         build(plan, RunnerShape(layers=unnamed), catalogue_of(plugin), load=recording_factory)

@@ -136,12 +136,12 @@ class BuildJob:
         own = [layer for layer in self.runner.layers if layer.component == self.group.component]
         layers = tuple(layer for layer in own if layer.layer_id in self.group.layers)
         if self.runner.layers and not layers:
-            ids = ", ".join(str(layer.layer_id) for layer in own) or "none"
+            ids = ", ".join(str(layer.layer_id) for layer in own)
             raise BuiltMismatch(
                 self.who,
                 needed=f"layers {self.group.layers} of component {self.group.component} in the runner",
-                found=f"of that component {ids}",
-                fix="Give every LayerSpec its component, as the plan's groups name it",
+                found=f"layers {ids}" if own else "none of that component",
+                fix="" if own else "Give every LayerSpec its component, as the plan's groups name it",
             )
         wanted = dict(self.group.settings)
         softcaps = {layer.softcap for layer in layers}
