@@ -37,6 +37,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: Relative error of the whole output; every kernel measured in bf16 was at 2e-3 to 3.2e-3 (three runs on an H200).
 BOUNDS = {"bf16": 8e-3, "fp16": 1.5e-3}
 LSE_BOUND = 2e-3
+INDEX_TENSORS = ("page_table", "kv_indptr", "kv_indices", "table", "row_ids")
 
 
 def main() -> int:
@@ -78,21 +79,22 @@ def check(kernel: str, case: Case, host: HostFacts, catalogue: Catalogue) -> dic
     step = make_step(case, device)
     plan = resolve_case(kernel, case, host, catalogue, step)
     offer = row_of(plan, case, catalogue)
-    step = replace(step, batch=replace(step.batch, index=index_for(case, offer, step, device)))
+    step = with_index(case, offer, step, device)
     backend = built(plan, case, step, catalogue, device)
     group = plan.phase(case.phase).groups[0]
     # a key may lead to another kernel: what ran is what is told
     library = group.library and group.library.as_json()
     outcome: dict[str, object] = {"kernel": group.kernel, "row": group.row, "library": library}
     if case.graph:
-        return outcome | verdict(case, *run_graph(backend, case, step, device), None)
+        other = with_index(case, offer, make_step(case, device, seed=1), device, seed=1)
+        return outcome | verdict(case, *run_graph(backend, case, step, other), None)
     wants_lse = case.lse and "lse" in offer.features
     lse = torch.full((step.batch.num_tokens, case.heads[0]), float("nan"), device=device) if wants_lse else None
     out, truth, true_lse = run(backend, case, step, lse)
     return outcome | verdict(case, out, truth, None if lse is None else (lse, true_lse))
 
 
-def make_step(case: Case, device: str) -> MadeStep:
+def make_step(case: Case, device: str, seed: int = 0) -> MadeStep:
     """The case's tensors."""
     q_lens, kv_lens = zip(*case.rows, strict=True)
     sinks = torch.randn(case.heads[0], device=device) if case.sinks else None
@@ -107,6 +109,7 @@ def make_step(case: Case, device: str) -> MadeStep:
         causal=case.causal,
         tree=None if case.tree is None else make_tree(q_lens, kv_lens, case.tree, device=device),
         device=device,
+        seed=seed,
     )
 
 
@@ -133,17 +136,23 @@ def row_of(plan: Plan, case: Case, catalogue: Catalogue) -> Offer:
     return row.offer
 
 
-def index_for(case: Case, offer: Offer, step: MadeStep, device: str) -> Any:
-    """The same pages in the form the row reads; no index where nothing is cached."""
+def with_index(case: Case, offer: Offer, step: MadeStep, device: str, seed: int = 0) -> MadeStep:
+    """The same step with its pages in the form the row reads; no index where nothing is cached."""
     q_lens, kv_lens = zip(*case.rows, strict=True)
     form = next(form for form in ("page_table", "csr", "indirect") if form in offer.index_forms or form == "indirect")
-    kind = "latent" if case.family == "mla" else "nhd"
     again = make_batch(
-        q_lens, kv_lens, layer=step.layer, page_size=case.page_size, index_form=form, cache_form=kind, device=device
+        q_lens,
+        kv_lens,
+        layer=step.layer,
+        page_size=case.page_size,
+        index_form=form,
+        cache_form="latent" if case.family == "mla" else "nhd",
+        device=device,
+        seed=seed,
     )
     # the same lengths and seed give the same pages
     assert again.pages == step.pages
-    return again.batch.index
+    return replace(step, batch=replace(step.batch, index=again.batch.index))
 
 
 def built(plan: Plan, case: Case, step: MadeStep, catalogue: Catalogue, device: str) -> Any:
@@ -182,31 +191,45 @@ def run(backend: Any, case: Case, step: MadeStep, lse: Tensor | None) -> tuple[T
     return out, truth, true_lse
 
 
-def run_graph(backend: Any, case: Case, step: MadeStep, device: str) -> tuple[Tensor, Tensor]:
-    """Capture one step, then replay it after `plan` was given other lengths: the output of the replay."""
+def run_graph(backend: Any, case: Case, step: MadeStep, other: MadeStep) -> tuple[Tensor, Tensor]:
+    """Capture one step; then replay it over another's tensors at the same addresses: the output of the replay.
+
+    The other step has other numbers, other pages and shorter rows, as an engine's next step has.
+    """
     batch = replace(step.batch, max_kv_len=4096)
     if hasattr(backend, "init_graphs"):
         backend.init_graphs(len(case.rows), step.batch.num_tokens)
-    out = torch.zeros(step.batch.num_tokens, case.heads[0], case.dims[1], dtype=step.q.dtype, device=device)
+    out = torch.zeros(step.batch.num_tokens, case.heads[0], case.dims[1], dtype=step.q.dtype, device=step.q.device)
     state = backend.plan(batch, capture=True)
     backend.forward(step.q, step.kv, step.layer, state, out=out)
-    torch.cuda.synchronize()
+    synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         if hasattr(backend, "replan"):
             backend.replan(state)
         backend.forward(step.q, step.kv, step.layer, state, out=out)
-    # a step of shorter rows at the same addresses
     kv_lens = torch.tensor([max(1, kv - 9) for _, kv in case.rows], dtype=torch.int32)
+    for mine, theirs in tensors_of(step, other):
+        mine.copy_(theirs)
     batch.kv_lens.copy_(kv_lens)
     again = replace(batch, kv_lens_host=kv_lens)
     backend.plan(again, state=state)
     out.zero_()
+    # what a plan dropped is written over before a graph that still reads it runs
+    spoilt = [torch.full_like(out, float("nan")) for _ in range(64)]
     graph.replay()
     synchronize()
-    index = make_step(case, "cpu").batch.index
+    del spoilt
+    index = make_step(case, "cpu", seed=1).batch.index
     truth, _ = reference_attention(step.q, step.kv, step.layer, replace(again, index=index))
     return out, truth
+
+
+def tensors_of(step: MadeStep, other: MadeStep) -> list[tuple[Tensor, Tensor]]:
+    """What changes from step to step, pairwise: queries, the cache and its index."""
+    pairs = [(step.q, other.q), (step.kv.k, other.kv.k), (step.kv.v, other.kv.v)]
+    pairs += [(getattr(step.batch.index, name), getattr(other.batch.index, name)) for name in INDEX_TENSORS]
+    return [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
 
 
 def synchronize() -> None:
