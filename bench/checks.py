@@ -20,7 +20,7 @@ from torch import Tensor
 from backstamp.attention import PagedKV, RaggedKV
 from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.construction import RunnerShape, build
-from backstamp.declarations import Offer
+from backstamp.declarations import Offer, Phase
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError
@@ -80,7 +80,7 @@ def check(kernel: str, case: Case, host: HostFacts, catalogue: Catalogue) -> dic
     plan = resolve_case(kernel, case, host, catalogue, step)
     offer = row_of(plan, case, catalogue)
     step = with_index(case, offer, step, device)
-    backend = built(plan, case, step, catalogue, device)
+    backend = built(plan, case.phase, step, catalogue, device)
     group = plan.phase(case.phase).groups[0]
     # a key may lead to another kernel: what ran is what is told
     library = group.library and group.library.as_json()
@@ -155,21 +155,21 @@ def with_index(case: Case, offer: Offer, step: MadeStep, device: str, seed: int 
     return replace(step, batch=replace(step.batch, index=again.batch.index))
 
 
-def built(plan: Plan, case: Case, step: MadeStep, catalogue: Catalogue, device: str) -> Any:
-    """The stamped backend of the case's phase; a draft loop's first step."""
+def built(plan: Plan, phase: Phase, step: MadeStep, catalogue: Catalogue, device: str, most: int = 4096) -> Any:
+    """The stamped backend of a phase, for up to `most` tokens; a draft loop's first step."""
     runner = RunnerShape(
         device=device,
         layers=(step.layer,),
-        max_rows=max(64, len(case.rows)),
-        max_tokens=4096,
+        max_rows=max(64, step.batch.num_rows),
+        max_tokens=most,
         max_pages=step.kv.k.shape[0],
-        max_kv_len=4096,
+        max_kv_len=most,
     )
-    backend = build(plan, runner, catalogue).serving_attention_backend(case.phase)
+    backend = build(plan, runner, catalogue).serving_attention_backend(phase)
     if is_container(backend):
         backend = steps_of(backend)[0]
     # a key may stand for several kernels: the plan says which of them this is
-    assert read_stamp(backend).kernel == plan.phase(case.phase).groups[0].kernel
+    assert read_stamp(backend).kernel == plan.phase(phase).groups[0].kernel
     return backend
 
 

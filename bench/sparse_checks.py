@@ -18,7 +18,6 @@ from torch import Tensor
 
 from backstamp.attention import PagedKV
 from backstamp.catalogue import Catalogue, build_catalogue
-from backstamp.construction import RunnerShape, build
 from backstamp.discovery import discover
 from backstamp.engine import EngineFacts
 from backstamp.errors import BackstampError
@@ -26,7 +25,6 @@ from backstamp.host import HostFacts, this_host
 from backstamp.launch import Requests, make_launch
 from backstamp.plan import Plan
 from backstamp.resolution import resolve
-from backstamp.stamp import is_container, read_stamp, steps_of
 from backstamp.testing.batches import MadeStep, make_batch
 from backstamp.testing.packed_latent import pack, unpack
 from backstamp.testing.reference import reference_attention, relative_error
@@ -36,7 +34,7 @@ from backstamp.testing.sparse_reference import (
     reference_sparse,
     reference_topk,
 )
-from checks import BOUNDS, DTYPES, LSE_BOUND, say, synchronize
+from checks import BOUNDS, DTYPES, LSE_BOUND, built, say, synchronize
 from sparse_cases import CASES, SparseCase
 
 __all__ = ["check", "main"]
@@ -73,7 +71,7 @@ def check(case: SparseCase, host: HostFacts, catalogue: Catalogue, device: str) 
     """Run one case: its status, worst error and what was built."""
     step, read = make_step(case, device)
     plan = resolve_case(case, host, catalogue)
-    backend = built(case, plan, step, catalogue, device)
+    backend = built(plan, case.phase, step, catalogue, device, most=8192)
     group = plan.phase(case.phase).groups[0]
     told: dict[str, object] = {"row": group.row, "library": group.library.as_json() if group.library else None}
     indices = chosen_keys(case, step)
@@ -185,23 +183,6 @@ def resolve_case(case: SparseCase, host: HostFacts, catalogue: Catalogue) -> Pla
     graph = "uniform" if case.graph else "never"
     engine = EngineFacts(name="check", graph=graph, prefix_cache=True, layouts=frozenset({case.layout}))
     return resolve(make_launch(Requests(**asked), role=role), engine, case.model(), host, catalogue, role=role)
-
-
-def built(case: SparseCase, plan: Plan, step: MadeStep, catalogue: Catalogue, device: str) -> Any:
-    """The stamped backend of the case's phase; a draft loop's first step."""
-    runner = RunnerShape(
-        device=device,
-        layers=(step.layer,),
-        max_rows=max(64, len(case.rows)),
-        max_tokens=8192,
-        max_pages=step.kv.k.shape[0],
-        max_kv_len=8192,
-    )
-    backend = build(plan, runner, catalogue).serving_attention_backend(case.phase)
-    if is_container(backend):
-        backend = steps_of(backend)[0]
-    assert read_stamp(backend).kernel == case.kernel
-    return backend
 
 
 def run_graph(backend: Any, step: MadeStep, indices: Tensor | None) -> tuple[MadeStep, Tensor]:

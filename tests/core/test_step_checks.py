@@ -327,6 +327,17 @@ def test_a_call_the_row_does_not_serve_is_refused_by_name(
     assert "layer 0" in caught.value.who
 
 
+def test_sinks_that_changed_since_the_build_are_held_again() -> None:
+    """A layer is held to its row when it is built for; what its tensors became is held at each call."""
+    sinks = torch.zeros(4)
+    spec = layer(sinks=sinks)
+    request = request_for(ABLE, (spec,))
+    check_call(request, STEP.q, STEP.kv, spec, STEP.batch)
+    sinks.resize_(1)
+    with pytest.raises(UnsupportedBatch, match="sinks"):
+        check_call(request, STEP.q, STEP.kv, spec, STEP.batch)
+
+
 def test_latent_and_sparse_calls_pass_with_what_they_need() -> None:
     """A rotary part apart, and a selection of keys."""
     called(LATENT, MLA_STEP, q=MLA_STEP.q[..., :16], q_rope=MLA_STEP.q[..., 16:])

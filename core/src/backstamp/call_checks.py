@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.row_checks import Fault, device_fault, dtype_name, index_form, layer_faults, refusal, vector_faults
+from backstamp.row_checks import (
+    Fault,
+    device_fault,
+    dtype_name,
+    head_faults,
+    index_form,
+    layer_faults,
+    refusal,
+    vector_faults,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,9 +56,11 @@ def check_call(
     Raises:
         UnsupportedBatch: the first field that does not fit.
     """
+    # a layer the object was built for was held to the row then; its sinks may have been moved since
+    own = any(layer is built for built in request.layers)
     # one after the other: each may lean on what those before it found right
     for field, needed, found in chain(
-        layer_faults(request, layer),
+        head_faults(request, layer) if own else layer_faults(request, layer),
         _causal_faults(layer, batch),
         _query_faults(request, q, q_rope, layer, batch),
         _output_faults(request, q, out, lse, layer, batch),

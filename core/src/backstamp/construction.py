@@ -21,7 +21,7 @@ from backstamp.declarations import Phase, Slot
 from backstamp.device_check import check_device
 from backstamp.errors import BadInput, Unresolved
 from backstamp.factory_loading import Factory, load_factory
-from backstamp.forward import check_entry, linear_phase_of, phase_of
+from backstamp.forward import check_entry, linear_phase_of, phase_named
 from backstamp.linear import LinearAttnBackends, settle_linear_attn_backends
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
@@ -81,7 +81,7 @@ class RunnerBackends:
         Raises:
             BadInput: an unknown mode, or a phase this runner never runs. Unstamped, BuiltMismatch: as `check_entry`.
         """
-        phase = mode if mode in [row.phase for row in self.plan.phases] else phase_of(mode)
+        phase = phase_named(mode)
         for (at, index), built in self.objects.items():
             if at == phase and index == group:
                 check_entry(built, phase)

@@ -27,6 +27,7 @@ __all__ = [
     "device_fault",
     "dtype_name",
     "forms_of",
+    "head_faults",
     "index_form",
     "layer_faults",
     "refusal",
@@ -154,14 +155,14 @@ def layer_faults(request: BuildRequest, layer: LayerSpec) -> Iterator[Fault]:
     for feature, needed_by_layer in wanted.items():
         if needed_by_layer and feature not in offer.features:
             yield feature, f"a kernel that declares {feature!r}", f"layer {layer.layer_id} with {feature}"
-    yield from _head_faults(request, layer)
+    yield from head_faults(request, layer)
     if layer.sinks is not None and "sinks" in offer.features and offer.sink_conversion == "no":
         found = dtype_name(layer.sinks)
         if found not in offer.sink_dtypes and not (found == request.dtype and "same" in offer.sink_dtypes):
             yield "sinks", " or ".join(sorted(offer.sink_dtypes)), found
 
 
-def _head_faults(request: BuildRequest, layer: LayerSpec) -> Iterator[Fault]:
+def head_faults(request: BuildRequest, layer: LayerSpec) -> Iterator[Fault]:
     """The faults of a layer's numbers a head: one sink or slope of each query head, where the kernel reads it."""
     for field, tensor in (("sinks", layer.sinks), ("alibi", layer.alibi)):
         if tensor is None or field not in request.offer.features:
