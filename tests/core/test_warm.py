@@ -15,12 +15,15 @@ from backstamp.errors import NoDevice
 from backstamp.host import this_host
 from backstamp.launch import Requests, make_launch
 from backstamp.model import model_from_config
+from backstamp.plan_rows import GroupPlan
 from backstamp.resolution import resolve
 from backstamp.testing.hosts import described_host
-from backstamp.warm import Warmed, warm
+from backstamp.warm import Warmed, _cannot, warm
 from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.native import TorchNative
 from tests.models import FOLDER, config
+from tests.plans import samples
+from tests.resolving import kernel
 
 
 def warmed(model: str, role: str = "target", **requests: object) -> list[Warmed]:
@@ -96,6 +99,22 @@ def test_the_linear_slot_is_warmed_too(topk: int, monkeypatch: pytest.MonkeyPatc
     kept = [("verify", "RawGates slot_table"), ("verify", "RawGates intermediate")]
     tree = [("verify", "RawGates intermediate tree")] if topk > 1 else []
     assert seen == [("decode", "RawGates slots"), ("prefill", "ComputedGates slots"), *kept, *tree]
+
+
+@pytest.mark.parametrize(
+    ("slot", "family", "layout", "reason"),
+    [
+        ("linear", "mamba2", "rows", "states of a mamba2 layer are the engine's own to make"),
+        ("linear", "gdn", "vk", ""),
+        ("attention", "csa", "rows", "its compressed caches are the engine's own to make"),
+        ("attention", "mla", "packed", "a cache of layout packed is the engine's own to make"),
+        ("attention", "mla", "rows", ""),
+    ],
+)
+def test_what_only_an_engine_can_make_is_told_and_not_tried(slot, family, layout, reason) -> None:
+    """Random tensors cannot stand for every state and cache; the phase says why it was left cold."""
+    group = samples()[GroupPlan][0]._replace(family=family)
+    assert _cannot(slot, group, kernel("one", layouts=(layout,))) == reason
 
 
 def test_a_linear_phase_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def _run(
 ) -> Warmed:
     """Run one built object over each kind of layer it serves, and time it."""
     served = [spec for spec in layers if spec.component == group.component and spec.layer_id in group.layers]
-    reason = _cannot(group, offer) if slot == "attention" else ""
+    reason = _cannot(slot, group, offer)
     began = time.perf_counter()
     if not reason:
         try:
@@ -128,8 +128,11 @@ def _attend(
             part.forward(step.q, kv, spec, state, new=new, indices=_indices(step, group, topk))
 
 
-def _cannot(group: GroupPlan, offer: Offer) -> str:
+def _cannot(slot: Slot, group: GroupPlan, offer: Offer) -> str:
     """Why random tensors cannot stand for what a row reads; empty where they can."""
+    if slot == "linear":
+        known = group.family in ("gdn", "kda")
+        return "" if known else f"states of a {group.family} layer are the engine's own to make"
     if group.family == "csa":
         return "its compressed caches are the engine's own to make"
     if offer.layouts[0] != "rows":

@@ -44,8 +44,6 @@ def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: 
 
     from backstamp.testing.linear_batches import make_linear_step
 
-    if group.family not in ("gdn", "kda"):
-        raise NotImplementedError(f"states of a {group.family} layer are the engine's own to make")
     family: Literal["gdn", "kda"] = "gdn" if group.family == "gdn" else "kda"
     order: Literal["vk", "kv"] = "vk" if dict(plan.layouts)["linear"] == "vk" else "kv"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[plan.dtype]
