@@ -33,10 +33,11 @@ def checks(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delitem(sys.modules, f"backstamp_dsa.{name}", raising=False)
     install(monkeypatch)
     monkeypatch.syspath_prepend(str(BENCH))
+    import checks
     import sparse_checks
 
     # a factory that is handed over is not asked for the plan's device
-    monkeypatch.setattr(sparse_checks, "build", partial(build, load=load_factory))
+    monkeypatch.setattr(checks, "build", partial(build, load=load_factory))
     yield sparse_checks
     for name in ("sparse_checks", "sparse_cases", "checks", "check_cases", "check_runs"):
         sys.modules.pop(name, None)
