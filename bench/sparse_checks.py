@@ -34,7 +34,7 @@ from backstamp.testing.sparse_reference import (
     reference_sparse,
     reference_topk,
 )
-from checks import BOUNDS, DTYPES, LSE_BOUND, built, say, synchronize
+from checks import BOUNDS, DTYPES, LSE_BOUND, built, say, synchronize, tensors_of
 from sparse_cases import CASES, SparseCase
 
 __all__ = ["check", "main"]
@@ -80,8 +80,10 @@ def check(case: SparseCase, host: HostFacts, catalogue: Catalogue, device: str) 
         if wrong:
             return told | {"status": "wrong", "reason": wrong}
     if case.graph:
-        step, out = run_graph(backend, step, indices)
-        return told | verdict(case, out, *truth(case, step, read, indices), None)
+        other, other_read = make_step(case, device, seed=1)
+        chosen = chosen_keys(case, other, seed=2)
+        again, out = run_graph(backend, step, indices, other, chosen)
+        return told | verdict(case, out, *truth(case, again, other_read, chosen), None)
     lse = torch.full(step.q.shape[:2], float("nan"), device=device) if case.lse else None
     out = nan_out(step)
     state = backend.plan(step.batch)
@@ -92,7 +94,7 @@ def check(case: SparseCase, host: HostFacts, catalogue: Catalogue, device: str) 
     return told | verdict(case, out, *truth(case, step, read, indices), lse)
 
 
-def make_step(case: SparseCase, device: str) -> tuple[MadeStep, PagedKV]:
+def make_step(case: SparseCase, device: str, seed: int = 0) -> tuple[MadeStep, PagedKV]:
     """The case's tensors, and the cache as its bytes read: the same where they are rows."""
     q_lens, kv_lens = zip(*case.rows, strict=True)
     sinks = torch.randn(case.heads, device=device) if case.sinks else None
@@ -107,6 +109,7 @@ def make_step(case: SparseCase, device: str) -> tuple[MadeStep, PagedKV]:
         cache_form="latent",
         causal=case.causal,
         device=device,
+        seed=seed,
     )
     if case.rate:
         step = replace(step, kv=replace(step.kv, v=compressed_entries(case, step)))
@@ -129,11 +132,11 @@ def compressed_entries(case: SparseCase, step: MadeStep) -> Tensor:
     return entries
 
 
-def chosen_keys(case: SparseCase, step: MadeStep) -> Tensor | None:
+def chosen_keys(case: SparseCase, step: MadeStep, seed: int = 1) -> Tensor | None:
     """`[T, topk]` i32 on the step's device; None where a layer chooses nothing."""
     if case.kernel == "flashmla" or (case.kernel == "dsv4" and case.rate != 4):
         return None
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     indices = torch.full((step.batch.num_tokens, case.topk), -1, dtype=torch.int32)
     token = 0
     for q_len, kv_len in case.rows:
@@ -185,8 +188,13 @@ def resolve_case(case: SparseCase, host: HostFacts, catalogue: Catalogue) -> Pla
     return resolve(make_launch(Requests(**asked), role=role), engine, case.model(), host, catalogue, role=role)
 
 
-def run_graph(backend: Any, step: MadeStep, indices: Tensor | None) -> tuple[MadeStep, Tensor]:
-    """Capture one step, then replay it with shorter rows: the step that was replayed, and its output."""
+def run_graph(
+    backend: Any, step: MadeStep, indices: Tensor | None, other: MadeStep, chosen: Tensor | None
+) -> tuple[MadeStep, Tensor]:
+    """Capture one step, then replay it over another's tensors at the same addresses, its rows shorter.
+
+    The step that was replayed, with the other's pages, and its output.
+    """
     backend.init_graphs(step.batch.num_rows, step.batch.num_tokens)
     out = torch.zeros_like(nan_out(step))
     state = backend.plan(step.batch, capture=True)
@@ -196,14 +204,20 @@ def run_graph(backend: Any, step: MadeStep, indices: Tensor | None) -> tuple[Mad
     with torch.cuda.graph(graph):
         backend.replan(state)
         backend.forward(step.q, step.kv, step.layer, state, out=out, indices=indices)
-    # the same addresses
+    for mine, theirs in tensors_of(step, other):
+        mine.copy_(theirs)
+    if indices is not None and chosen is not None:
+        indices.copy_(chosen)
     lens = torch.clamp(step.batch.kv_lens.cpu() - 9, min=1)
     step.batch.kv_lens.copy_(lens)
     again = replace(step, batch=replace(step.batch, kv_lens_host=lens))
     backend.plan(again.batch, state=state)
     out.zero_()
+    # what a plan dropped is written over before a graph that still reads it runs
+    spoilt = [torch.full_like(out, float("nan")) for _ in range(64)]
     graph.replay()
     synchronize()
+    del spoilt
     return again, out
 
 
