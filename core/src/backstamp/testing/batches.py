@@ -22,8 +22,9 @@ from backstamp.declarations import Phase
 __all__ = ["SMALL_LAYER", "CacheForm", "IndexForm", "MadeStep", "TreeKind", "make_batch", "make_tree", "split_new"]
 
 IndexForm: TypeAlias = Literal["page_table", "csr", "indirect"]
-#: Strides of the cache: tokens first, heads first, K and V of a token in one row, or V inside K (MLA).
-CacheForm: TypeAlias = Literal["nhd", "hnd", "interleaved", "latent"]
+#: Strides of the cache: tokens first, heads first, K and V of a token in one row, every layer's share of a page side by
+#: side, or V inside K (MLA).
+CacheForm: TypeAlias = Literal["nhd", "hnd", "interleaved", "layers", "latent"]
 TreeKind: TypeAlias = Literal["full", "qlen", "packed"]
 
 
@@ -174,6 +175,10 @@ def _cache(
     if form == "interleaved":
         both = pool(num_pages, page_size, heads, dk + dv)
         return PagedKV(k=both[..., :dk], v=both[..., dk:])
+    if form == "layers":
+        # vLLM's cross-layer order: this layer's keys and values are one slice of each page, others lie around it
+        whole = pool(num_pages, 3, page_size, heads, dk + dv)
+        return PagedKV(k=whole[:, 1, ..., :dk], v=whole[:, 1, ..., dk:])
     return PagedKV(k=pool(num_pages, page_size, heads, dk), v=pool(num_pages, page_size, heads, dv))
 
 
