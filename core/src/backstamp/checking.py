@@ -1,7 +1,7 @@
-"""Whether plugins can be shipped: they import, their rows are sound, `backstamp.json` says the same, the lint is quiet.
+"""Whether declarations can be shipped: they import, are sound, `backstamp.json` says the same, the lint is quiet.
 
-In: the modules of plugins, or none for every installed one, and the hosts to hold them against. Out: every `Flaw`. It
-imports the plugins it checks, and no kernel library.
+In: the modules of plugins, or none for every installed one, and the hosts to hold them against. Out: every `Flaw`, and
+the same as outcomes, one a plugin. It imports the plugins it checks, and no kernel library.
 
 .. versionadded:: 0.2
 """
@@ -18,6 +18,7 @@ from backstamp.catalogue import build_catalogue
 from backstamp.declared import Declared, declared_to_json
 from backstamp.discovery import JSON_NAME, Discovery, Failure, Found, discover, import_plugin
 from backstamp.errors import BadInput
+from backstamp.findings import Finding, Outcome
 from backstamp.host import HostFacts
 from backstamp.lint import Flaw, lint
 from backstamp.plan_rows import PluginRef
@@ -31,6 +32,22 @@ class Checked(NamedTuple):
 
     plugins: tuple[str, ...]
     flaws: tuple[Flaw, ...]
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """One a plugin, with its findings."""
+        return tuple(
+            Outcome(
+                check="declarations",
+                name=f"plugin {name}",
+                findings=tuple(
+                    Finding(flaw.level, "declarations", f"{name}: {flaw.subject}", flaw.text, flaw.fix)
+                    for flaw in self.flaws
+                    if flaw.plugin == name
+                ),
+            )
+            for name in self.plugins
+        )
 
 
 def check_modules(modules: Sequence[str], hosts: Sequence[HostFacts]) -> Checked:

@@ -1,4 +1,4 @@
-"""`check`: whether plugins can be shipped, for their authors and for CI; exit 1 on a fault, 0 with notes alone.
+"""`check`: whether plugins are what they declare, for their authors and for CI; exit 1 on a fault, 0 with notes alone.
 
 .. versionadded:: 0.2
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from backstamp.checking import check_installed, check_modules
-from backstamp.cli.console import print_json, print_table, say
 from backstamp.cli.options import AsJson
+from backstamp.cli.report_options import Reports, emit
+from backstamp.findings import Outcome
 from backstamp.lint import known_hosts
 
 __all__ = ["add_to"]
@@ -23,26 +24,36 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _check(
-    modules: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODULE]...", help="Plugin modules; default all installed.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Distributions, plugins or their modules; default all installed."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECK,...",
+            help="Of declarations, imports, stamps, contract, undeclared, numerics, determinism, processes; default "
+            "all of them for a NAME, declarations where none is given.",
+        ),
     ] = None,
     host: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="A recorded host beside the named ones; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A recorded host beside the named ones, for declarations; repeatable."),
     ] = None,
     as_json: AsJson = False,
+    report: Reports = None,
 ) -> None:
-    """Check plugins: they import, are sound, match backstamp.json, and nothing in them is out of reach."""
-    hosts = known_hosts(host or ())
-    plugins, flaws = check_modules(modules, hosts) if modules else check_installed(hosts)
-    faults = sum(flaw.level == "fault" for flaw in flaws)
-    notes = len(flaws) - faults
-    if as_json:
-        found = [flaw.as_json() for flaw in flaws]
-        print_json({"plugins": list(plugins), "flaws": found, "faults": faults, "notes": notes})
-    else:
-        if flaws:
-            rows = [(flaw.level, flaw.plugin, flaw.subject, f"{flaw.text}. {flaw.fix}") for flaw in flaws]
-            print_table(("", "plugin", "subject", "finding"), rows)
-        checked = ", ".join(plugins) or "no plugin"
-        say(f"{checked}: {faults} fault(s), {notes} note(s)", "red" if faults else "green")
-    raise typer.Exit(1 if faults else 0)
+    """Check plugins: declarations, pure imports, stamps, contract, and numbers against float64 on this machine."""
+    from backstamp.testing.conformance.suite import check_plugins
+
+    checks = [check.strip() for check in (only or "").split(",") if check.strip()]
+    with Console(stderr=True).status("checking") as status:
+        done = 0
+
+        def told(outcome: Outcome) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"checking {outcome.check}: {done} done")
+
+        checked = check_plugins(names or (), checks, hosts=known_hosts(host or ()), told=told)
+    raise typer.Exit(emit(checked, report, json_flag=as_json))

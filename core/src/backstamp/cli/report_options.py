@@ -73,9 +73,13 @@ def emit(
 def print_report(report: Report) -> None:
     """The findings as a table, why something was skipped, and a line that counts."""
     if report.findings:
-        rows = [(finding.level, _place(finding.file, finding.line), finding.subject, _words(finding.text, finding.fix))
-                for finding in report.findings]  # fmt: skip
-        print_table(("", "where", "subject", "finding"), rows)
+        # a finding about declarations has no place in a file
+        placed = any(finding.file for finding in report.findings)
+        rows = []
+        for finding in report.findings:
+            place = (_place(finding.file, finding.line),) if placed else ()
+            rows.append((finding.level, *place, finding.subject, _words(finding.text, finding.fix)))
+        print_table(("", *(("where",) if placed else ()), "subject", "finding"), rows)
     reasons = dict.fromkeys(outcome.reason for outcome in report.outcomes if outcome.status == "skipped")
     for reason in reasons:
         count = sum(outcome.reason == reason and outcome.status == "skipped" for outcome in report.outcomes)

@@ -8,19 +8,17 @@ line of words, empty where nothing is. The reference shares no code with any bac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from backstamp.attention import AttentionBackend, Batch, DraftContainer, GraphBackend, KVIndex, PagedKV, RaggedKV
+from backstamp.attention import AttentionBackend, DraftContainer, GraphBackend, KVIndex, PagedKV, RaggedKV
 from backstamp.testing.batches import MadeStep, make_batch, make_tree, split_new
 from backstamp.testing.conformance.cases import AttentionCase
 from backstamp.testing.reference import reference_attention
-
-if TYPE_CHECKING:
-    from backstamp.declarations import Phase
 
 __all__ = [
     "ACCURACY_FACTORS",
@@ -216,6 +214,8 @@ def wrong(
     if not bool(torch.isfinite(got).all()):
         tokens = (~torch.isfinite(got)).any(-1).any(-1).nonzero().flatten().tolist()
         return f"output is not finite in token {tokens[0]} and {len(tokens) - 1} more: {_of_token(case, tokens[0])}"
+    if accuracy not in ACCURACY_FACTORS:
+        return f"accuracy class {accuracy!r} has no bound; those that have are {', '.join(ACCURACY_FACTORS)}"
     factor = ACCURACY_FACTORS[accuracy]
     bound = TOLERANCES[case.dtype]
     words = _off(got, truth, bound, factor, case, "output")
@@ -255,32 +255,39 @@ def _of_token(case: AttentionCase, token: int) -> str:
     return f"token {token}, of no row"
 
 
-def row_alone(batch: Batch, index: KVIndex, row: int, phase: Phase) -> Batch:
-    """A batch of one row of another: what it is asked when nobody shares its step."""
-    start, stop = int(batch.qo_indptr[row]), int(batch.qo_indptr[row + 1])
-    host_q, host_kv = batch.qo_indptr_host, batch.kv_lens_host
-    return replace(
-        batch,
-        phase=phase,
-        num_rows=1,
-        num_tokens=stop - start,
-        max_q_len=stop - start,
-        max_kv_len=int(batch.kv_lens[row]),
-        qo_indptr=batch.qo_indptr[row : row + 2] - start,
-        kv_lens=batch.kv_lens[row : row + 1],
-        qo_indptr_host=None if host_q is None else host_q[row : row + 2] - start,
-        kv_lens_host=None if host_kv is None else host_kv[row : row + 1],
-        index=_index_of_row(index, row),
-        token_rows=torch.zeros(stop - start, dtype=torch.int32, device=batch.kv_lens.device),
+def rows_of(step: MadeStep, rows: Sequence[int]) -> MadeStep:
+    """A step of some rows of another, in this order, over the same cache: what they are asked in other company."""
+    starts = step.batch.qo_indptr.tolist()
+    tokens = [token for row in rows for token in range(starts[row], starts[row + 1])]
+    lens = [starts[row + 1] - starts[row] for row in rows]
+    device = step.batch.kv_lens.device
+    host_q = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    kv_lens = step.batch.kv_lens[list(rows)]
+    of_token = torch.tensor([at for at, q_len in enumerate(lens) for _ in range(q_len)], dtype=torch.int32)
+    batch = replace(
+        step.batch,
+        num_rows=len(rows),
+        num_tokens=len(tokens),
+        max_q_len=max(lens, default=0),
+        max_kv_len=int(kv_lens.max()),
+        qo_indptr=host_q.to(device),
+        kv_lens=kv_lens,
+        qo_indptr_host=None if step.batch.qo_indptr_host is None else host_q,
+        kv_lens_host=None if step.batch.kv_lens_host is None else kv_lens.cpu(),
+        index=_index_of(step.batch.index, rows),
+        token_rows=of_token.to(device),
     )
+    return replace(step, q=step.q[tokens], batch=batch, pages=tuple(step.pages[row] for row in rows))
 
 
-def _index_of_row(index: KVIndex, row: int) -> KVIndex:
+def _index_of(index: KVIndex, rows: Sequence[int]) -> KVIndex:
     if index.page_table is not None:
-        return replace(index, page_table=index.page_table[row : row + 1])
+        return replace(index, page_table=index.page_table[list(rows)])
     if index.row_ids is not None:
-        return replace(index, row_ids=index.row_ids[row : row + 1])
+        return replace(index, row_ids=index.row_ids[list(rows)])
     assert index.kv_indptr is not None
     assert index.kv_indices is not None
-    start, stop = int(index.kv_indptr[row]), int(index.kv_indptr[row + 1])
-    return replace(index, kv_indptr=index.kv_indptr[row : row + 2] - start, kv_indices=index.kv_indices[start:stop])
+    starts = index.kv_indptr.tolist()
+    parts = [index.kv_indices[starts[row] : starts[row + 1]] for row in rows]
+    lens = torch.tensor([0, *(len(part) for part in parts)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return replace(index, kv_indptr=lens.to(index.kv_indptr.device), kv_indices=torch.cat(parts))

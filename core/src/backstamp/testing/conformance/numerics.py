@@ -9,7 +9,7 @@ the resolver refuses where the row's plain one is served is a fault.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backstamp.errors import BackstampError
 from backstamp.model import LINEAR_FAMILIES
@@ -22,15 +22,16 @@ from backstamp.testing.conformance.subject import Job, Skipped, Subject
 if TYPE_CHECKING:
     from backstamp.testing.batches import MadeStep
 
-__all__ = ["built_case", "numeric_jobs", "runs_here"]
+__all__ = ["DENSE_FAMILIES", "built_case", "numeric_jobs", "refused_here", "runs_here"]
 
-_DENSE = frozenset({"mha", "mla"})
+#: Families whose rows attend over every key.
+DENSE_FAMILIES: Final = frozenset({"mha", "mla"})
 
 
 def numeric_jobs(subject: Subject) -> Iterator[Job]:
     """Every case of every dense attention row."""
     for name, solo in subject.solos:
-        if solo.offer.family not in _DENSE:
+        if solo.offer.family not in DENSE_FAMILIES:
             continue
         reason = runs_here(solo)
         if reason:
@@ -45,8 +46,8 @@ def numeric_jobs(subject: Subject) -> Iterator[Job]:
             yield Job("numerics", f"{name}: {feature}", lambda reason=reason: _skip(reason))  # type: ignore[misc]
 
 
-def runs_here(solo: Solo) -> str:
-    """Why this machine cannot run a row at all, or an empty string."""
+def refused_here(solo: Solo) -> str:
+    """Why the resolver gives a row no work on this machine, or an empty string."""
     offer = solo.offer
     phases = [phase for phase in ("prefill", "decode", "verify") if phase in offer.phases]
     if offer.family in LINEAR_FAMILIES or not phases:
@@ -55,6 +56,22 @@ def runs_here(solo: Solo) -> str:
         solo.plan(base_case(offer, phases[0]))
     except BackstampError as refused:
         return f"needs {refused.needed}, got {refused.found}"
+    return ""
+
+
+def runs_here(solo: Solo) -> str:
+    """Why nothing can be asked of a row on this machine, or an empty string: refused, or it does not even build.
+
+    That it does not build is the stamps check's to say; two hundred findings more would say it again.
+    """
+    reason = refused_here(solo)
+    if reason or solo.offer.family not in DENSE_FAMILIES:
+        return reason
+    phase = next(phase for phase in ("prefill", "decode", "verify") if phase in solo.offer.phases)
+    try:
+        built_case(solo, base_case(solo.offer, phase))
+    except Exception as cause:
+        return f"it does not build, see the stamps check ({type(cause).__name__})"
     return ""
 
 

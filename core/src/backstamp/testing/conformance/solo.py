@@ -113,9 +113,12 @@ class Solo:
         """The row behind a key of its own in one phase, the companion in the others."""
         others = {other: (_COMPANION,) for other in PHASES if other != phase}
         alias = Alias(key=_KEY, kernels=(self.offer.kernel,), by_phase=others)
-        declared = Declared(offers=(self.offer,), aliases=(alias,))
+        # the plugin's own keys stay known, so that a leaf that answers one is told so
+        declared = Declared(offers=(self.offer,), aliases=(alias, *self.found.declared.aliases))
         companion = fake_plugin(_COMPANION, (_companion_of(self.offer),))
-        return catalogue_of(replace(self.found, declared=declared), companion)
+        # one row is not what `backstamp.json` says: the declarations check holds that, with all of them
+        alone = replace(self.found, declared=declared, origin=f"one row of {self.found.origin}")
+        return catalogue_of(alone, companion)
 
     def _load(self, row: Row, catalogue: Catalogue) -> Factory:
         if row.offer.kernel == _COMPANION:

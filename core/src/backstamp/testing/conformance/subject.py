@@ -16,10 +16,11 @@ from backstamp.declarations import Offer
 from backstamp.discovery import Discovery, Found, discover
 from backstamp.errors import BadInput, PluginFailed
 from backstamp.host import HostFacts, this_host
+from backstamp.plan_rows import PluginRef
 from backstamp.testing.conformance.solo import Solo
 from backstamp.text import canonical, near
 
-__all__ = ["Job", "Skipped", "Subject", "subjects_of"]
+__all__ = ["Job", "Skipped", "Subject", "is_called", "not_installed", "subjects_of"]
 
 
 class Skipped(Exception):
@@ -65,32 +66,35 @@ def subjects_of(name: str, host: HostFacts | None = None) -> tuple[Subject, ...]
         BadInput: nothing of that name is installed. PluginFailed: it is, and did not load; its first cause is chained.
     """
     discovery = discover()
-    host = this_host() if host is None else host
     for failure in discovery.failures:
-        if name in (failure.plugin.name, failure.entry) or _is(name, failure.plugin.distribution):
+        if is_called(name, failure.plugin, failure.entry):
             raise PluginFailed(
                 f"check {name}",
                 needed="a plugin that loads",
                 found=failure.cause,
                 fix="Correct it; `backstamp doctor` says where it was found",
             ) from failure.error
-    found = [
-        item
-        for item in discovery.found
-        if name in (item.plugin.name, item.module, item.module.partition(":")[0]) or _is(name, item.plugin.distribution)
-    ]
+    found = [item for item in discovery.found if is_called(name, item.plugin, item.module)]
     if not found:
-        known = sorted({item.plugin.distribution for item in discovery.found})
-        guess = near(name, known)
-        raise BadInput(
-            f"check {name}",
-            needed="an installed plugin, by its distribution, its name or its module",
-            found="none of that name",
-            considered=f"installed: {', '.join(known) or 'none'}",
-            fix=f"Did you mean {guess}?" if guess else "Install it first: pip install -e .",
-        )
+        raise not_installed(name, discovery)
+    host = this_host() if host is None else host
     return tuple(Subject(found=item, host=host, discovery=discovery) for item in found)
 
 
-def _is(name: str, distribution: str) -> bool:
-    return canonical(name) == canonical(distribution)
+def not_installed(name: str, discovery: Discovery) -> BadInput:
+    """The error for a name that no installed plugin has."""
+    known = sorted({item.plugin.distribution for item in discovery.found})
+    guess = near(name, known)
+    return BadInput(
+        f"check {name}",
+        needed="an installed plugin, by its distribution, its name or its module",
+        found="none of that name",
+        considered=f"installed: {', '.join(known) or 'none'}",
+        fix=f"Did you mean {guess}?" if guess else "Install it first: pip install -e .",
+    )
+
+
+def is_called(name: str, plugin: PluginRef, module: str) -> bool:
+    """Whether a name is a plugin's own, its module's, or its distribution's as packaging compares them."""
+    own = name in (plugin.name, module, module.partition(":")[0])
+    return own or canonical(name) == canonical(plugin.distribution)

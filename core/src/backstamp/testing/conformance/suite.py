@@ -1,0 +1,162 @@
+"""The whole kit over one plugin: every job run, timed, and told as one report.
+
+In: names of plugins. Out: a `Report`. A job that raises has failed, with what it raised as its words; a machine
+that can run none of a plugin's rows has checked its declarations alone, and a plugin of which nothing ran has not
+passed.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from backstamp.checking import check_installed, check_modules
+from backstamp.discovery import Discovery, discover
+from backstamp.errors import BackstampError, BadInput
+from backstamp.findings import Finding, Outcome, Report
+from backstamp.host import HostFacts, this_host
+from backstamp.lint import known_hosts
+from backstamp.stamp import said
+from backstamp.testing.conformance.contract import contract_jobs, determinism_jobs
+from backstamp.testing.conformance.imports import import_jobs
+from backstamp.testing.conformance.numerics import numeric_jobs
+from backstamp.testing.conformance.processes import process_jobs
+from backstamp.testing.conformance.stamps import stamp_jobs
+from backstamp.testing.conformance.subject import Job, Skipped, Subject, is_called, not_installed
+from backstamp.testing.conformance.undeclared import undeclared_jobs
+from backstamp.text import plain
+
+__all__ = ["CHECKS", "DECLARATION_CHECKS", "check_plugins", "jobs_of", "needs_known", "outcome_of"]
+
+
+def _declaration_jobs(subject: Subject) -> Iterator[Job]:
+    def run() -> str:
+        flaws = check_modules([subject.found.module], known_hosts()).flaws
+        return "; ".join(f"{flaw.subject} {flaw.text}. {flaw.fix}" for flaw in flaws if flaw.level == "fault")
+
+    yield Job("declarations", f"plugin {subject.found.plugin.name}", run)
+
+
+#: Every check, in the order it runs: what needs no kernel first.
+CHECKS: Final[dict[str, Callable[[Subject], Iterable[Job]]]] = {
+    "declarations": _declaration_jobs,
+    "imports": import_jobs,
+    "stamps": stamp_jobs,
+    "contract": contract_jobs,
+    "undeclared": undeclared_jobs,
+    "numerics": numeric_jobs,
+    "determinism": determinism_jobs,
+    "processes": process_jobs,
+}
+#: What needs none of a plugin's hardware.
+DECLARATION_CHECKS: Final = ("declarations", "imports")
+
+
+def check_plugins(
+    names: Sequence[str] = (),
+    checks: Sequence[str] = (),
+    *,
+    hosts: Sequence[HostFacts] = (),
+    told: Callable[[Outcome], None] | None = None,
+) -> Report:
+    """Check plugins by distribution, name or module: all of `CHECKS` unless told which.
+
+    Without names it is every installed plugin, and their declarations alone unless `checks` says more. A module that no
+    distribution has as its plugin is held to its declarations. `hosts` are those to hold declarations against, the
+    named ones if empty; kernels run on this machine. `told` hears of each outcome as it ends.
+
+    Raises:
+        BadInput: nothing of a name is installed or can be imported, or an unknown check.
+    """
+    needs_known(checks)
+    wanted = tuple(checks) or (tuple(CHECKS) if names else ("declarations",))
+    installed = discover()
+    outcomes: list[Outcome] = []
+
+    def tell(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        if told is not None:
+            told(outcome)
+
+    modules = [module for name in names for module in _modules_of(name, installed)]
+    if "declarations" in wanted:
+        against = hosts or known_hosts()
+        checked = check_modules(modules, against) if names else check_installed(against)
+        for outcome in checked.outcomes:
+            tell(outcome)
+    host = this_host() if set(wanted) - set(DECLARATION_CHECKS) else None
+    for found in installed.found:
+        if not names or found.module in modules:
+            subject = Subject(found=found, host=host or known_hosts()[0], discovery=installed)
+            for outcome in _outcomes_of(subject, [check for check in wanted if check != "declarations"]):
+                tell(outcome)
+    return Report(tool="backstamp check", subject=", ".join(names) or "all plugins", outcomes=tuple(outcomes))
+
+
+def _modules_of(name: str, installed: Discovery) -> list[str]:
+    """The modules of what is installed under a name; what is not, is a module itself."""
+    found = [item.module for item in installed.found if is_called(name, item.plugin, item.module)]
+    found += [item.entry for item in installed.failures if is_called(name, item.plugin, item.entry)]
+    if not found and "." not in name:
+        raise not_installed(name, installed)
+    return found or [name]
+
+
+def _outcomes_of(subject: Subject, checks: Sequence[str]) -> Iterator[Outcome]:
+    told: list[Outcome] = []
+    for job in jobs_of(subject, checks):
+        told.append(outcome_of(job))
+        yield told[-1]
+    yield from _nothing_ran(subject.found.plugin.distribution, checks, told)
+
+
+def needs_known(checks: Sequence[str]) -> None:
+    """Refuse a check nobody knows.
+
+    Raises:
+        BadInput: it, and those there are.
+    """
+    unknown = sorted(set(checks) - set(CHECKS))
+    if unknown:
+        raise BadInput("backstamp check", needed=f"checks among {', '.join(CHECKS)}", found=", ".join(unknown))
+
+
+def jobs_of(subject: Subject, checks: Sequence[str] = tuple(CHECKS)) -> Iterator[Job]:
+    """The jobs of these checks over one plugin."""
+    for check in checks:
+        yield from CHECKS[check](subject)
+
+
+def outcome_of(job: Job) -> Outcome:
+    """Run one job."""
+    began = time.perf_counter()
+    words, reason = "", ""
+    try:
+        words = job.run()
+    except Skipped as skipped:
+        reason = plain(str(skipped))
+    except KeyboardInterrupt:
+        raise
+    except BackstampError as refused:
+        words = refused.message
+    except BaseException as cause:  # a kernel may raise anything, SystemExit included
+        words = f"raised {said(cause)}"
+    seconds = time.perf_counter() - began
+    if not words:
+        return Outcome(check=job.check, name=job.name, reason=reason, seconds=seconds)
+    finding = Finding("fault", job.check, job.name, plain(words, most=1000), job.fix)
+    return Outcome(check=job.check, name=job.name, findings=(finding,), seconds=seconds)
+
+
+def _nothing_ran(name: str, checks: Sequence[str], outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
+    """Rows that were declared and none of them run: no pass of the checks that run kernels."""
+    if "numerics" not in checks or any(one.check == "numerics" and one.status != "skipped" for one in outcomes):
+        return
+    reasons = list(dict.fromkeys(one.reason for one in outcomes if one.check == "numerics"))
+    text = f"no kernel of it ran on this machine: {'; '.join(reasons[:3]) or 'it declares no row'}"
+    fix = f"Run it where one of its rows is served; {' and '.join(DECLARATION_CHECKS)} need no hardware"
+    finding = Finding("fault", "nothing-ran", name, text, fix)
+    yield Outcome(check="numerics", name=f"{name}: something ran", findings=(finding,))
