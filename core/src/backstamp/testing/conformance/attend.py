@@ -94,7 +94,9 @@ def make_step(case: AttentionCase, device: str, seed: int = 0) -> MadeStep:
     # a query as engines cut it out of the fused projection: rows lie further apart than they are long
     wide = step.q.new_full((step.q.shape[0], heads + 2, case.dims[0]), float("nan"))
     wide[:, :heads] = step.q
-    # which row a token is of, for kernels that ask; pads count to the last
+    if not case.token_rows:
+        return replace(step, q=wide[:, :heads])
+    # pads count to the last row
     rows = torch.tensor([row for row, q in enumerate(q_lens) for _ in range(q)], dtype=torch.int32)
     rows = torch.nn.functional.pad(rows, (0, case.pad_tokens), value=max(0, len(q_lens) - 1)).to(device)
     return replace(step, q=wide[:, :heads], batch=replace(step.batch, token_rows=rows))
@@ -263,7 +265,7 @@ def rows_of(step: MadeStep, rows: Sequence[int]) -> MadeStep:
     device = step.batch.kv_lens.device
     host_q = torch.tensor([0, *lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     kv_lens = step.batch.kv_lens[list(rows)]
-    of_token = torch.tensor([at for at, q_len in enumerate(lens) for _ in range(q_len)], dtype=torch.int32)
+    of_token = torch.tensor([at for at, q_len in enumerate(lens) for _ in range(q_len)], dtype=torch.int32).to(device)
     batch = replace(
         step.batch,
         num_rows=len(rows),
@@ -275,7 +277,7 @@ def rows_of(step: MadeStep, rows: Sequence[int]) -> MadeStep:
         qo_indptr_host=None if step.batch.qo_indptr_host is None else host_q,
         kv_lens_host=None if step.batch.kv_lens_host is None else kv_lens.cpu(),
         index=_index_of(step.batch.index, rows),
-        token_rows=of_token.to(device),
+        token_rows=None if step.batch.token_rows is None else of_token,
     )
     return replace(step, q=step.q[tokens], batch=batch, pages=tuple(step.pages[row] for row in rows))
 

@@ -67,6 +67,7 @@ class AttentionCase:
     rope_apart: bool = False
     pad_tokens: int = 0
     host_lens: bool = True
+    token_rows: bool = False
     graph: bool = False
     words: frozenset[str] = frozenset()
 
@@ -90,7 +91,7 @@ class AttentionCase:
             "sinks": self.sinks is not None,
             "alibi": self.alibi,
             "tree_mask": self.tree is not None,
-            "topk": self.tree is not None,
+            "topk": self.tree is not None or "topk" in self.words,
             "non_causal": not self.causal,
             "lse": self.lse,
             "split_kv": self.new == "beside",

@@ -42,6 +42,7 @@ def contract_jobs(subject: Subject) -> Iterator[Job]:
         ("forward without out", _no_out),
         ("inputs left as they were", _inputs_untouched),
         ("left padding right or refused", _left_padding),
+        ("sinks written in place", _reloaded_sinks),
         ("a causal rule a row right or refused", _causal_rows),
     )
     for name, solo in subject.solos:
@@ -195,6 +196,35 @@ def _left_padding(solo: Solo, case: AttentionCase) -> str:
         return replace(step, batch=replace(step.batch, kv_starts=tensor))
 
     return _right_or_refused(solo, case, padded)
+
+
+def _reloaded_sinks(solo: Solo, case: AttentionCase) -> str:
+    """A weight reload writes the stored sinks where they lie: `copy_` by itself, `data.copy_` with a refresh."""
+    import torch
+
+    from backstamp.testing.conformance.attend import serve, truth_of, wrong
+
+    if "sinks" not in solo.offer.features:
+        raise Skipped("the row declares no sinks")
+    case = next((one for one in cases_of(solo.offer) if one.phase == case.phase and one.sinks is not None), case)
+    backend, step = _built(solo, case)
+    sinks = step.layer.sinks
+    assert sinks is not None
+    serve(backend, case, step, backend.plan(step.batch))
+    for way in ("copy_", "data.copy_ and refresh_parameters"):
+        fresh = torch.randn(sinks.shape, generator=torch.Generator().manual_seed(len(way))).to(sinks)
+        if way == "copy_":
+            sinks.copy_(fresh)
+        else:
+            sinks.data.copy_(fresh)
+            if hasattr(backend, "refresh_parameters"):
+                backend.refresh_parameters()
+        out = serve(backend, case, step, backend.plan(step.batch))
+        truth, true_lse = truth_of(case, step)
+        words = wrong(out, truth, case, solo.offer.accuracy, lse=None, true_lse=true_lse)
+        if words:
+            return f"after {way}: {words}"
+    return ""
 
 
 def _causal_rows(solo: Solo, case: AttentionCase) -> str:

@@ -45,7 +45,7 @@ def base_case(offer: Offer, phase: Phase) -> AttentionCase:
     case = AttentionCase(
         name="plain",
         phase=phase,
-        rows=_rows(phase, page, cached="paged" in offer.kv_forms and offer.prefix),
+        rows=_rows(offer, phase, page),
         family=offer.family,
         heads=_heads(offer),
         dims=_dims(offer)[0],
@@ -56,6 +56,7 @@ def base_case(offer: Offer, phase: Phase) -> AttentionCase:
         cache_form="latent" if offer.family in ("mla", "sparse_mla", "csa") else "nhd",
         new="" if "paged" in offer.kv_forms else "all",
         layout=offer.layouts[0],
+        token_rows="token_rows" in _inputs(offer, phase),
     )
     return _with_needs(offer, case)
 
@@ -98,8 +99,7 @@ def _of_cache(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if "paged" not in offer.kv_forms:
         return
     for page in _pages(offer)[1:]:
-        rows = _rows(base.phase, page, cached=offer.prefix)
-        yield replace(base, name=f"pages of {page}", page_size=page, rows=rows)
+        yield replace(base, name=f"pages of {page}", page_size=page, rows=_rows(offer, base.phase, page))
     for form in _INDEX_FORMS:
         if form in offer.index_forms and form != base.index_form:
             yield replace(base, name=f"index {form}", index_form=form)
@@ -112,7 +112,7 @@ def _of_batch(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     yield replace(base, name="tokens of no row", pad_tokens=3)
     yield replace(base, name="no rows", rows=())
     yield replace(base, name="one row", rows=(base.rows[1],))
-    if "host_lens" not in offer.inputs | offer.phase_inputs.get(base.phase, frozenset()):
+    if "host_lens" not in _inputs(offer, base.phase):
         yield replace(base, name="no host lengths", host_lens=False)
     if "ragged" in offer.kv_forms and base.phase == "prefill" and base.new != "all":
         rows = tuple((q, q) for q, _ in base.rows)
@@ -148,6 +148,10 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if "encoder" in has and base.phase == "prefill" and "ragged" in offer.kv_forms:
         rows = tuple((q, q) for q, _ in base.rows)
         yield replace(base, name="encoder", rows=rows, new="all", attn_type="encoder", causal=False)
+    if "cross" in has and base.phase in ("prefill", "decode") and base.new != "all":
+        yield replace(base, name="cross", attn_type="cross", causal=False)
+    if "topk" in has and base.phase == "draft_decode":
+        yield replace(base, name="two branches a row", words=base.words | {"topk"})
     if "tree_mask" in has and base.phase == "verify":
         for tree in _TREES:
             yield replace(base, name=f"tree mask, {tree}", tree=tree)
@@ -163,19 +167,24 @@ def _is_excluded(offer: Offer, case: AttentionCase) -> bool:
     return case.graph and "never" in levels
 
 
-def _rows(phase: Phase, page: int, *, cached: bool) -> tuple[tuple[int, int], ...]:
-    """Rows about a page's boundary; the second is never empty, the third always."""
+def _rows(offer: Offer, phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
+    """Rows about a page's boundary: the second is never empty, the third is a pad."""
     # pages of one token have every boundary anyway
     page = max(page, 8)
+    pad = (0, offer.fill_value)
     if phase in ("decode", "draft_decode"):
-        return ((1, 1), (1, page), (0, 0), (1, page + 1), (1, 2 * page + 5), (1, 2 * page))
+        return ((1, 1), (1, page), pad, (1, page + 1), (1, 2 * page + 5), (1, 2 * page))
     if phase == "verify":
-        return ((4, 4), (4, page), (0, 0), (4, page + 1), (4, 2 * page + 5))
+        return ((4, 4), (4, page), pad, (4, page + 1), (4, 2 * page + 5))
     if phase == "draft_extend":
-        return ((1, page + 4), (3, 3), (0, 0), (4, 2 * page))
-    if not cached:
-        return ((page, page), (page + 1, page + 1), (0, 0), (1, 1), (2 * page, 2 * page))
-    return ((page, page), (page + 1, 2 * page + 1), (0, 0), (1, 1), (1, page + 3), (0, page), (7, 2 * page))
+        return ((1, page + 4), (3, 3), pad, (4, 2 * page))
+    if "paged" not in offer.kv_forms or not offer.prefix:
+        return ((page, page), (page + 1, page + 1), pad, (1, 1), (2 * page, 2 * page))
+    return ((page, page), (page + 1, 2 * page + 1), pad, (1, 1), (1, page + 3), (0, page), (7, 2 * page))
+
+
+def _inputs(offer: Offer, phase: Phase) -> frozenset[str]:
+    return offer.inputs | offer.phase_inputs.get(phase, frozenset())
 
 
 def _even_rows(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:

@@ -148,7 +148,10 @@ def _of_step(offer: Offer, has: frozenset[str], case: AttentionCase) -> Iterator
         yield "a tree mask", with_tree
     if "non_causal" not in has and case.phase != "decode":
         yield "a step without the causal rule", with_batch(causal=False)
-    if "host_lens" in offer.inputs | offer.phase_inputs.get(case.phase, frozenset()):
+    inputs = offer.inputs | offer.phase_inputs.get(case.phase, frozenset())
+    if "token_rows" in inputs:
+        yield "no row of each token", with_batch(token_rows=None)
+    if "host_lens" in inputs:
         yield "no host lengths", with_batch(qo_indptr_host=None, kv_lens_host=None)
         yield "host lengths that are bounds", with_batch(host_exact=False)
     if offer.graph == "never":
