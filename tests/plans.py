@@ -19,6 +19,7 @@ from backstamp.plan_rows import (
     Loss,
     PhasePlan,
     PluginRef,
+    SinkNeeds,
     Verdict,
     Warn,
 )
@@ -113,9 +114,10 @@ def samples() -> dict[type[object], tuple[object, object]]:
         Conversion("sinks", "decode", "a", "bf16", "fp32"),
         Conversion("scale", "prefill", "b", "fp16", "bf16"),
     )
+    sinks = SinkNeeds(("bf16",), ("fp32",), "lossless"), SinkNeeds(("fp32",), ("bf16", "fp16"), "any")
     groups = (
         GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator", True, (("softcap", 50.0),), ()),
-        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto", False, (), ("companion",)),
+        GroupPlan("vision", "mla", (1,), "b", plugins[1], None, 3, "auto", False, (), ("companion",), 512, sinks[1]),
     )
     phases = tuple(_phases(*parts) for parts in zip(plugins, libraries, groups, verdicts, strict=True))
     linears = tuple(LinearPlan(found["decode"], found["prefill"], found["verify"]) for found in phases)
@@ -145,7 +147,7 @@ def samples() -> dict[type[object], tuple[object, object]]:
         )
         for at in (0, 1)
     )
-    pairs = (plugins, libraries, verdicts, warns, losses, features, conversions, groups, linears, plans)
+    pairs = (plugins, libraries, verdicts, warns, losses, features, conversions, sinks, groups, linears, plans)
     firsts = phases[0]["prefill"], phases[1]["decode"]
     return {type(pair[0]): (pair[0], pair[1]) for pair in (*pairs, firsts)}
 

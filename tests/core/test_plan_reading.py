@@ -18,7 +18,7 @@ from backstamp.declarations import Offer
 from backstamp.errors import BadPlan
 from backstamp.plan import LinearPlan, Plan
 from backstamp.plan_reading import plan_from_json
-from backstamp.plan_rows import GroupPlan, PhasePlan
+from backstamp.plan_rows import GroupPlan, PhasePlan, SinkNeeds
 from tests.children import ordinary_environment
 from tests.documents import ROOT
 from tests.plans import resolved, samples
@@ -65,6 +65,8 @@ def within(value: object) -> Plan:
         return dataclasses.replace(FULL, phases=(value, *FULL.phases[1:]))
     if isinstance(value, GroupPlan):
         return within(phase._replace(groups=(value,)))
+    if isinstance(value, SinkNeeds):
+        return within(phase.groups[0]._replace(sinks=value))
     at_phase = {"PluginRef": "plugin", "LibraryRef": "library", "Verdict": "verdicts"}
     name = type(value).__name__
     if name in at_phase:

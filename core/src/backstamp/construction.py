@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from backstamp.build_job import BuildJob
 from backstamp.catalogue import Catalogue, Row
@@ -28,7 +28,7 @@ from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.stamp import parts_of, verify_consumed
 
 if TYPE_CHECKING:
-    from backstamp.attention import LayerSpec
+    from backstamp.attention import LayerSpec, ParameterBackend
 
 __all__ = ["Factory", "Runner", "RunnerBackends", "RunnerShape", "build", "load_factory"]
 
@@ -106,6 +106,20 @@ class RunnerBackends:
         running = ", ".join(row.phase for row in _running_linear(self.plan)) or "none: it has no linear layers"
         who = f"linear attention of {self.plan.model} ({self.plan.role})"
         raise BadInput(who, needed=f"a phase it runs ({running})", found=f"{phase}, group {group}")
+
+    def refresh_parameters(self) -> None:
+        """Let every object and step that keeps converted parameters, sinks of another dtype, convert them anew.
+
+        To be called after a reload of weights that ticks no counter, as `param.data.copy_()`: `plan` sees the others.
+
+        .. versionadded:: 0.2
+        """
+        every = (*self.objects.values(), *self.linear_objects.values())
+        parts = {id(part): part for built in every for part in parts_of(built)}
+        for part in parts.values():
+            # an optional member of the call contract
+            if hasattr(part, "refresh_parameters"):
+                cast("ParameterBackend[object]", part).refresh_parameters()
 
 
 def build(

@@ -1,118 +1,238 @@
-"""What code beside attention may ask about the kernels of a plan: of one half, of both, of any phase.
+"""The decisions of an engine that depend on its attention backends, one function for each question.
 
-In: a plan and kernel names. Out: a `Decision`, yes or no with its reason. It reads what was resolved, never a field
-somebody typed; asking about no backend is an error, never a yes.
+In: a plan, or a runner built from one, and where a question is about some kernels their names. Out: a `Decision`, yes
+or no with its reason, or the value decided. Each asks the half, the phases or the slots it is about; none reads a
+field somebody typed, and none answers about no backend. They are asked when a runner starts, not each step: a runner's
+stamps are read anew each time.
 
-Source: SGLang #34264, where seven decisions read a base field that nobody had set.
+Source: SGLang #34264, where these read a base field that a launch with one split flag leaves unset; where SGLang 0.5.23
+asks each is said with it.
 
 .. versionadded:: 0.2
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from backstamp.declarations import Half, Phase
+from backstamp.declarations import Phase
 from backstamp.errors import BadInput, Unresolved
-from backstamp.plan import Plan
-from backstamp.plan_rows import PhasePlan
+from backstamp.forward import phase_named
+from backstamp.halves import (
+    Asked,
+    Decision,
+    any_phase_runs,
+    both_halves_run,
+    half_kernel,
+    half_row,
+    half_runs,
+    kernels_asked,
+    main_groups,
+    named,
+    named_rows,
+    no_backend,
+    pair,
+    plan_of,
+)
+from backstamp.sink_choice import SinkChoice, SinkRead, stored_sinks
+from backstamp.text import canonical
 
-__all__ = ["Decision", "any_phase_runs", "both_halves_run", "half_kernel", "half_runs", "pair"]
+__all__ = [
+    "Decision",
+    "DeterministicPrefill",
+    "Serving",
+    "SinkChoice",
+    "SinkRead",
+    "any_phase_runs",
+    "both_halves_run",
+    "deterministic_prefill",
+    "floor_applies",
+    "half_kernel",
+    "half_runs",
+    "pair",
+    "runs_chunked_prefix_cache",
+    "runs_interleaved_rope_kernel",
+    "runs_last_location_kernel",
+    "runs_overlap_positions_kernel",
+    "runs_request_writer_kernel",
+    "serving",
+    "stored_sinks",
+    "takes_backend_inputs",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An answer and the fact it rests on; true where the answer is yes."""
+class Serving(NamedTuple):
+    """What serves a forward mode: the phase that runs, its kernel, and who decided."""
 
-    yes: bool
+    phase: Phase
+    kernel: str
     reason: str
 
-    def __bool__(self) -> bool:
-        return self.yes
+
+class DeterministicPrefill(NamedTuple):
+    """How a deterministic launch cuts prefill.
+
+    `alignment_tokens` is what chunks are truncated to a multiple of; `split_tiles` are (kernel, tokens): the tile whose
+    edges a kernel splits keys at. A tile of 1 says that any split gives the same bits.
+    """
+
+    alignment_tokens: int
+    split_tiles: tuple[tuple[str, int], ...]
+    reason: str
 
 
-def pair(plan: Plan) -> tuple[str, str]:
-    """The kernels of the prefill and the decode half; a draft answers with its own."""
-    return half_kernel(plan, "prefill"), half_kernel(plan, "decode")
+def serving(of: Asked, mode: str, group: int = 0) -> Serving:
+    """What serves a phase or a forward mode, for one group of layers: `RunnerBackends.serving_attention_backend` by
+    name, before anything is built.
 
+    Verify follows `speculative_attention_mode`, draft-extend runs its own phase of the draft.
 
-def half_kernel(plan: Plan, half: Half) -> str:
-    """The kernel of one half.
+    Source: SGLang models/inkling_common/attn.py, `serving_attention_backend`.
 
     Raises:
-        Unresolved: there is no plan, or the plan has no kernel for this half.
+        BadInput: an unknown mode, or a phase or group this runner never runs. Unresolved: no plan. Unstamped,
+        BuiltMismatch: a runner whose objects are not those of its plan.
     """
-    kernel = _row(plan, half).kernel
-    if kernel is None:
-        raise Unresolved(f"{plan.role} {half} half", needed="a kernel", found="a phase this runner never runs")
-    return kernel
+    plan = plan_of(of)
+    phase = phase_named(mode)
+    row = plan.phase(phase)
+    if not 0 <= group < len(row.groups):
+        running = ", ".join(at.phase for at in plan.running)
+        who = f"{plan.role} of {plan.model}"
+        raise BadInput(who, needed=f"a phase it runs ({running})", found=f"{phase}, group {group}")
+    kernel = row.groups[group].kernel
+    return Serving(phase, kernel, f"{mode} runs {phase}: {kernel} ({row.source})")
 
 
-def half_runs(plan: Plan, half: Half, kernels: Collection[str]) -> Decision:
-    """Whether one half, all of its layers, is served by one of these kernels.
+def takes_backend_inputs(of: Asked, mode: str, kernels: Collection[str], group: int = 0) -> Decision:
+    """Whether a forward is served by one of the kernels whose own inputs a model assembles: relative bias, score mods,
+    and the prologue fused with them.
+
+    Source: SGLang models/inkling_common/attn.py.
 
     Raises:
-        Unresolved: as `half_kernel`.
+        BadInput, Unresolved, Unstamped, BuiltMismatch: as `serving`; no kernels are asked about.
     """
-    row = _row(plan, half)
-    half_kernel(plan, half)
-    others = sorted({group.kernel for group in row.groups} - _kernels(kernels))
-    if others:
-        return Decision(False, f"{half} half is {', '.join(others)}")
-    return Decision(True, f"{half} half is {row.kernel}")
+    wanted = kernels_asked(kernels)
+    found = serving(of, mode, group)
+    return Decision(found.kernel in wanted, found.reason)
 
 
-def both_halves_run(plan: Plan, kernels: Collection[str]) -> Decision:
-    """Whether both halves are served by these kernels.
+def runs_chunked_prefix_cache(of: Asked, kernels: Collection[str]) -> Decision:
+    """Whether prefill reads its cached prefix in chunks; `kernels` are those that can.
+
+    Source: SGLang model_executor/model_runner_components/misc_utils.py, `maybe_disable_chunked_prefix_cache`.
 
     Raises:
-        Unresolved: as `half_kernel`.
+        Unresolved, Unstamped, BuiltMismatch: as `half_runs`.
     """
-    answers = [half_runs(plan, half, kernels) for half in ("prefill", "decode")]
-    refused = [answer for answer in answers if not answer.yes]
-    return refused[0] if refused else Decision(True, " and ".join(answer.reason for answer in answers))
+    return half_runs(of, "prefill", kernels)
 
 
-def any_phase_runs(plan: Plan, kernel: str) -> Decision:
-    """Whether any phase, layer or component of either slot runs a kernel: what a guard on its library must ask.
+def runs_overlap_positions_kernel(of: Asked, kernels: Collection[str]) -> Decision:
+    """Whether two-batch overlap computes the positions of an extend in a Triton kernel; `kernels` are the attention
+    kernels beside which that runs.
+
+    Source: SGLang batch_overlap/two_batch_overlap.py, `compute_position`.
 
     Raises:
-        Unresolved: there is no plan, or no kernel to ask about.
+        Unresolved, Unstamped, BuiltMismatch: as `half_runs`.
     """
-    linear = _plan(plan).linear
-    rows = [(row.phase, row) for row in plan.phases]
-    rows += [(f"linear {row.phase}", row) for row in (linear.rows if linear is not None else ())]  # type: ignore[misc]
-    _kernels({kernel})
-    phases = [name for name, row in rows if any(group.kernel == kernel for group in row.groups)]
-    reason = f"{kernel} runs {', '.join(phases)}" if phases else f"no phase runs {kernel}"
-    return Decision(bool(phases), reason)
+    return half_runs(of, "prefill", kernels)
 
 
-def _kernels(kernels: Collection[str]) -> frozenset[str]:
-    """The kernels asked about; asking about none is an error, never a yes or a no."""
-    if not kernels or not all(isinstance(kernel, str) and kernel for kernel in kernels):
-        raise _nothing_asked(repr(kernels))
-    return frozenset(kernels)
+def runs_interleaved_rope_kernel(of: Asked, kernels: Collection[str]) -> Decision:
+    """Whether interleaved multimodal rope runs in a Triton kernel, in prefill and in decode; `kernels` as above.
+
+    Source: SGLang layers/rotary_embedding/mrope.py.
+
+    Raises:
+        Unresolved, Unstamped, BuiltMismatch: as `half_runs`.
+    """
+    return both_halves_run(of, kernels)
 
 
-def _row(plan: Plan, half: Half) -> PhasePlan:
-    if half not in ("prefill", "decode"):
-        raise BadInput("a decision about attention backends", needed="the half prefill or decode", found=repr(half))
-    phase: Phase = "draft_decode" if half == "decode" and _plan(plan).role == "draft" else half
-    return _plan(plan).phase(phase)
+def runs_request_writer_kernel(of: Asked, kernels: Collection[str]) -> Decision:
+    """Whether the request-to-token writer runs in a Triton kernel; `kernels` as above.
+
+    Its one caller is extend, so decode is not asked: the fallback costs several device-to-host syncs a request, and a
+    mixed launch keeps the fast path.
+
+    Source: SGLang mem_cache/allocation.py, `write_cache_indices`.
+
+    Raises:
+        Unresolved, Unstamped, BuiltMismatch: as `half_runs`.
+    """
+    return half_runs(of, "prefill", kernels)
 
 
-def _plan(plan: Plan) -> Plan:
-    if not isinstance(plan, Plan):
-        raise _nothing_asked(repr(plan))
-    return plan
+def runs_last_location_kernel(of: Asked, kernels: Collection[str]) -> Decision:
+    """Whether the speculative allocator looks last locations up in a Triton kernel; `kernels` as above.
+
+    Verify tokens may be served by either half, or by a kernel that was asked for by itself.
+
+    Source: SGLang mem_cache/allocation.py, `get_last_loc`.
+
+    Raises:
+        Unresolved, Unstamped, BuiltMismatch: as `half_runs`.
+    """
+    halves = both_halves_run(of, kernels)
+    verify = plan_of(of).phase("verify")
+    if not halves or verify.kernel is None:
+        return halves
+    answer = named("verify", main_groups(verify), kernels_asked(kernels))
+    return Decision(answer.yes, f"{halves.reason} and {answer.reason}" if answer else answer.reason)
 
 
-def _nothing_asked(found: str) -> Unresolved:
-    return Unresolved(
-        "a decision about attention backends",
-        needed="a resolved plan and the kernels asked about",
-        found=f"no backend given ({found})",
-        fix="Resolve first; a runner holds its plan",
-    )
+def deterministic_prefill(of: Asked) -> DeterministicPrefill:
+    """Where a deterministic launch may cut prefill: at what every kernel of the prefill half declares, and truncation
+    is never left unset.
+
+    Source: SGLang managers/scheduler.py, `init_deterministic_inference_config`, and the split tiles of
+    layers/attention/flashinfer_backend.py.
+
+    Raises:
+        Unresolved: no plan, no prefill, or a kernel of it declares no alignment. Unstamped, BuiltMismatch: as
+        `half_kernel`.
+    """
+    half_kernel(of, "prefill")
+    # layers without a KV cache are not cut
+    groups = [group for group in half_row(of, "prefill").groups if group.cached]
+    tiles = {group.kernel: group.alignment_tokens for group in groups}
+    unknown = sorted(group.kernel for group in groups if group.alignment_tokens is None)
+    if unknown or not groups:
+        raise Unresolved(
+            "prefill truncation of a deterministic launch",
+            needed="a declared prefill alignment of every kernel of the prefill half",
+            found=f"none of {', '.join(dict.fromkeys(unknown))}" if unknown else "no layer with a KV cache",
+            fix="Resolve with deterministic=True, which refuses such a kernel",
+        )
+    split_tiles = tuple((kernel, tokens) for kernel, tokens in tiles.items() if tokens is not None)
+    said = ", ".join(f"{kernel} splits at {tokens}" for kernel, tokens in split_tiles)
+    return DeterministicPrefill(math.lcm(*(tokens for _, tokens in split_tiles)), split_tiles, f"prefill half: {said}")
+
+
+def floor_applies(of: Sequence[Asked], library: str, kernels: Collection[str] = ()) -> Decision:
+    """Whether the version floor of a kernel library applies: some phase, layer or component of either slot of any of
+    these runners, the draft's among them, runs on it.
+
+    `library` is a distribution, the one on the stamps; `kernels` are more that need it beside their own library.
+
+    Source: SGLang entrypoints/engine.py, the floors of flashinfer_python and sglang-kernel.
+
+    Raises:
+        Unresolved: no runner, no library. Unstamped, BuiltMismatch: a runner whose objects are not those of its plan.
+    """
+    if not of or not isinstance(of, Sequence) or not isinstance(library, str) or not library.strip():
+        raise no_backend(f"{of!r}, {library!r}")
+    also = kernels_asked(kernels) if kernels else frozenset()
+    found: dict[str, None] = {}
+    for plan in map(plan_of, of):
+        for phase, row in named_rows(plan):
+            for group in row.groups:
+                own = group.library is not None and canonical(group.library.distribution) == canonical(library)
+                if own or group.kernel in also:
+                    found[f"{plan.role} {phase} ({group.kernel})"] = None
+    return Decision(bool(found), f"{library} runs {', '.join(found)}" if found else f"nothing runs on {library}")

@@ -25,6 +25,7 @@ from backstamp.plan_rows import (
     Loss,
     PhasePlan,
     PluginRef,
+    SinkNeeds,
     Verdict,
     Warn,
 )
@@ -123,7 +124,19 @@ def _group(fields: JsonFields) -> GroupPlan:
         cached=fields.flag("cached"),
         settings=tuple((name, settings.number(name)) for name in settings.names()),
         skipped=fields.words("skipped"),
+        alignment_tokens=None
+        if fields.value("alignment_tokens") is None
+        else fields.whole("alignment_tokens", least=1),
+        sinks=_sinks_or_none(fields),
     )
+
+
+def _sinks_or_none(fields: JsonFields) -> SinkNeeds | None:
+    part = fields.part_or_none("sinks")
+    if part is None:
+        return None
+    part.only(SinkNeeds._fields)
+    return SinkNeeds(stored=part.words("stored"), reads=part.words("reads"), conversion=part.word("conversion"))
 
 
 def _plugin(fields: JsonFields) -> PluginRef:

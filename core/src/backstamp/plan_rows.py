@@ -20,6 +20,7 @@ __all__ = [
     "Loss",
     "PhasePlan",
     "PluginRef",
+    "SinkNeeds",
     "Verdict",
     "Warn",
     "not_run",
@@ -136,12 +137,25 @@ class Conversion(NamedTuple):
         return self._asdict()
 
 
+class SinkNeeds(NamedTuple):
+    """How the sinks of a group of layers meet its kernel: the dtypes the model stores them in, those the kernel's row
+    reads, and whether it converts others (`Offer.sink_conversion`)."""
+
+    stored: tuple[str, ...]
+    reads: tuple[str, ...]
+    conversion: str
+
+    def as_json(self) -> dict[str, object]:
+        """The needs for tools."""
+        return {"stored": list(self.stored), "reads": list(self.reads), "conversion": self.conversion}
+
+
 class GroupPlan(NamedTuple):
     """The kernel of one group of like layers in one phase.
 
     `row` is the accepted one of its declared rows, `source` who decided; `cached` is False for layers without a KV
     cache, an encoder's for instance; `settings` are features to compile in, `skipped` the checks this row passes only
-    because the operator bypassed them.
+    because the operator bypassed them. `alignment_tokens` is what the row declares; `sinks` None without any.
     """
 
     component: str
@@ -155,6 +169,8 @@ class GroupPlan(NamedTuple):
     cached: bool = True
     settings: tuple[tuple[str, float], ...] = ()
     skipped: tuple[str, ...] = ()
+    alignment_tokens: int | None = None
+    sinks: SinkNeeds | None = None
 
     def as_json(self) -> dict[str, object]:
         """The group for tools."""
@@ -170,11 +186,14 @@ class GroupPlan(NamedTuple):
             "cached": self.cached,
             "settings": dict(self.settings),
             "skipped": list(self.skipped),
+            "alignment_tokens": self.alignment_tokens,
+            "sinks": self.sinks.as_json() if self.sinks else None,
         }
 
     def decided(self) -> dict[str, object]:
-        """What the digest covers: all but how it was found (the row's position, who decided, what was skipped)."""
-        aside = ("row", "source", "cached", "settings", "skipped")
+        """What the digest covers: all but how it was found (the row's position, who decided, what was skipped) and
+        what follows from the kernel and its layers."""
+        aside = ("row", "source", "cached", "settings", "skipped", "alignment_tokens", "sinks")
         return {name: value for name, value in self.as_json().items() if name not in aside}
 
 

@@ -122,12 +122,13 @@ def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
     layouts = (("attention", layout_of(rows, cache, who)), *linear.layouts)
     kv_dtype = kv_dtype_of_rows(parts, who)
     check_shared_cache(facts, kv_dtype, page_size, layouts[0][1], rows)
+    phases = tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES])
     plan = Plan(
         host=facts.host.host.name,
         device=facts.host.host.device,
         model=facts.model.name,
         role=facts.role,
-        phases=tuple([work.plans.get(phase, _NOT_RUN[phase]) for phase in PHASES]),
+        phases=phases,
         linear=linear.plan,
         dtype=facts.model.dtype,
         kv_dtype=kv_dtype,
@@ -141,7 +142,7 @@ def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
         warnings=warnings_of(work, linear, decisions),
         bypassed=tuple(sorted(launch.policy.bypass)),
         features=features,
-        conversions=conversions_of(decisions),
+        conversions=conversions_of(phases),
         sub_settings=_sub_settings(work),
         conv_sidecar=facts.role == "draft" and facts.model.draft is not None and facts.model.draft.conv_sidecar,
     )

@@ -1,6 +1,7 @@
 """Masks of the rows that meet one condition which no single declared value settles.
 
-In: a `SlotIndex` and a `Question`. Out: a bit mask over the index's rows. It refuses nothing and words nothing.
+In: a `SlotIndex` and a `Question`. Out: a bit mask over the index's rows, and what one row reads of stored sinks. It
+refuses nothing and words nothing.
 
 .. versionadded:: 0.2
 """
@@ -8,15 +9,17 @@ In: a `SlotIndex` and a `Question`. Out: a bit mask over the index's rows. It re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from backstamp.index import SlotIndex, bits_of
-from backstamp.words import real_dtypes
+from backstamp.plan_rows import SinkNeeds
+from backstamp.words import read_as, real_dtypes
 
 if TYPE_CHECKING:
+    from backstamp.declarations import Offer
     from backstamp.evaluation import Question
 
-__all__ = ["aligned", "any_of", "installed", "kv_mask", "sinks_fit", "sinks_mask"]
+__all__ = ["aligned", "any_of", "installed", "kv_mask", "sink_needs", "sinks_mask"]
 
 
 def any_of(masks: Iterator[int]) -> int:
@@ -44,20 +47,18 @@ def kv_mask(index: SlotIndex, question: Question) -> int:
 def sinks_mask(index: SlotIndex, stored: str, dtype: str) -> int:
     """Rows that read sinks stored in a dtype, or convert them on the way in."""
     return any_of(
-        mask for dtypes, conversion, mask in index.sinks if sinks_fit(dtypes, conversion, stored, dtype) != "no"
+        mask
+        for dtypes, conversion, mask in index.sinks
+        if read_as(real_dtypes(dtypes, dtype), conversion, stored) is not None
     )
 
 
-def sinks_fit(
-    dtypes: frozenset[str], conversion: str, stored: str, dtype: str
-) -> Literal["as stored", "converted", "no"]:
-    """How a row with these declared dtypes takes sinks stored in `stored`, for queries of `dtype`."""
-    wanted = real_dtypes(dtypes, dtype)
-    if stored in wanted:
-        return "as stored"
-    # bf16 and fp16 are both exact in fp32; nothing else is wider
-    widens = stored in ("bf16", "fp16") and "fp32" in wanted
-    return "converted" if conversion == "any" or (conversion == "lossless" and widens) else "no"
+def sink_needs(offer: Offer, question: Question) -> SinkNeeds | None:
+    """What a row reads of the sinks of a question's layers; None where they have none."""
+    if not question.sinks:
+        return None
+    reads = tuple(sorted(real_dtypes(offer.sink_dtypes, question.dtype)))
+    return SinkNeeds(question.sinks, reads, offer.sink_conversion)
 
 
 def aligned(index: SlotIndex, question: Question) -> int:

@@ -25,6 +25,7 @@ from backstamp.launch import Request
 from backstamp.plan_rows import GroupPlan, PhasePlan, Verdict, Warn
 from backstamp.questions import Asked
 from backstamp.refusals import conflicting_key, failed_key, refused_key
+from backstamp.row_masks import sink_needs
 
 __all__ = [
     "Choice",
@@ -252,10 +253,7 @@ def phase_plan(
 
 def _group_plan(part: Part, source: str) -> GroupPlan:
     groups, row = part.asked.groups, part.row
-    if len(groups) == 1:
-        layers = groups[0].layers
-    else:
-        layers = tuple(sorted(layer for group in groups for layer in group.layers))
+    layers = groups[0].layers if len(groups) == 1 else tuple(sorted(at for group in groups for at in group.layers))
     return GroupPlan(
         component=part.asked.component,
         family=part.asked.question.family,
@@ -268,6 +266,8 @@ def _group_plan(part: Part, source: str) -> GroupPlan:
         cached=part.asked.question.cached,
         settings=_settings(part),
         skipped=row.skipped(part.asked.question.bypass) if row.installations else (),
+        alignment_tokens=row.offer.alignment_tokens,
+        sinks=sink_needs(row.offer, part.asked.question),
     )
 
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from backstamp.declarations import GRAPH_LEVELS, GraphLevel, Offer, PageSizes
+from backstamp.declarations import GRAPH_LEVELS, GraphLevel, PageSizes
 from backstamp.engine import EngineFacts
 from backstamp.errors import ConflictingRequest
 from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.launch import Launch
-from backstamp.plan_rows import Conversion
-from backstamp.row_masks import sinks_fit
-from backstamp.selection import Decision, Part
-from backstamp.words import real_dtypes
+from backstamp.plan_rows import Conversion, PhasePlan
+from backstamp.selection import Part
+from backstamp.words import read_as
 
 __all__ = [
     "common_layout", "common_page_size", "conversions_of", "graph_level", "kv_dtype_of_rows", "layout_of",
@@ -134,23 +133,19 @@ def graph_level(parts: Iterable[Part], engine: EngineFacts) -> GraphLevel:
     return GRAPH_LEVELS[min([wanted, *(level_of(part.row, part.asked.question) for part in parts)])]
 
 
-def conversions_of(decisions: Iterable[Decision]) -> tuple[Conversion, ...]:
+def conversions_of(rows: Iterable[PhasePlan]) -> tuple[Conversion, ...]:
     """Where a chosen kernel reads the stored sinks in a dtype of its own."""
-    found: list[Conversion] = []
-    for phase, _, choice in decisions:
-        for part in choice.parts:
-            question, offer = part.asked.question, part.row.offer
-            for stored in question.sinks:
-                fit = sinks_fit(offer.sink_dtypes, offer.sink_conversion, stored, question.dtype)
-                if fit == "converted":
-                    found.append(Conversion("sinks", phase, offer.kernel, stored, _read_as(offer, question.dtype)))
-    return tuple(dict.fromkeys(found))
-
-
-def _read_as(offer: Offer, dtype: str) -> str:
-    """The dtype a row converts sinks to: the wide one where it reads that, so that nothing is lost needlessly."""
-    wanted = real_dtypes(offer.sink_dtypes, dtype)
-    return "fp32" if "fp32" in wanted else min(wanted)
+    found: dict[Conversion, None] = {}
+    for row in rows:
+        for group in row.groups:
+            needs = group.sinks
+            if needs is None:
+                continue
+            for stored in needs.stored:
+                wanted = read_as(needs.reads, needs.conversion, stored)
+                if wanted is not None and wanted != stored:
+                    found[Conversion("sinks", row.phase, group.kernel, stored, wanted)] = None
+    return tuple(found)
 
 
 def _unlike(rows: Sequence[HostRow]) -> list[HostRow]:
