@@ -19,7 +19,7 @@ from backstamp.host import HostFacts
 from backstamp.launch import Requests
 from backstamp.model import ModelFacts, model_from_config
 from backstamp.plan import Plan
-from backstamp.plan_rows import PluginRef
+from backstamp.plan_rows import PluginRef, SinkNeeds
 from backstamp.policy import Policy
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
@@ -199,6 +199,37 @@ ENCODER = replace(DENSE, component="vision", attn_type="encoder", causal=False)
 CROSS = replace(DENSE, component="cross_attention", attn_type="cross")
 WITH_VISION = model_with((2, DENSE), (2, ENCODER), name="v")
 CAPPED = model_with((2, replace(DENSE, softcap=50.0)), name="c")
+SINKS = kernel(
+    "sinks",
+    features=frozenset({"sinks"}),
+    sink_dtypes=frozenset({"fp32"}),
+    sink_conversion="lossless",
+    deterministic=True,
+    alignment_tokens=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"alignment_tokens": None}, "prefill: sinks needs the alignment it declares (64), got None"),
+        ({"alignment_tokens": 1}, "prefill: sinks needs the alignment it declares (64), got 1"),
+        (
+            {"sinks": SinkNeeds(("bf16",), ("bf16",), "no")},
+            "prefill: sinks needs sinks read as it declares (fp32, conversion lossless), got bf16, conversion no",
+        ),
+    ],
+)
+def test_what_decisions_read_is_what_the_row_declares(changes: dict[str, object], reason: str) -> None:
+    """A plan that cuts prefill elsewhere, or reads sinks otherwise, has the digest of one that does not."""
+    plan = plan_with([SINKS], model=model_with((2, replace(DENSE, sinks="bf16"))))
+    (group,) = plan.phases[0].groups
+    told = replace(plan, phases=(plan.phases[0]._replace(groups=(group._replace(**changes),)), *plan.phases[1:]))
+    assert told.digest == plan.digest
+    assert adopt(plan.as_json(), HOST, catalogue([SINKS])) == plan
+    assert reason in refused(known=catalogue([SINKS]), plan=told.as_json())
+
+
 CAPS = kernel("caps", features=frozenset({"softcap"}), build_settings=frozenset({"softcap"}))
 ONES = PageSizes(preferred=1, exact=(1,))
 FP8 = frozenset({"same", "e4m3fn"})

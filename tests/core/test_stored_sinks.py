@@ -14,6 +14,7 @@ from backstamp.declarations import Offer
 from backstamp.errors import ConflictingRequest, Unresolved
 from backstamp.launch import Requests
 from backstamp.plan import Plan
+from backstamp.words import read_as
 from tests.resolving import kernel
 from tests.scenes import DENSE, model_with, plan_with
 from tests.splits import SPEC, built
@@ -135,3 +136,23 @@ def test_a_model_without_sinks_has_none_to_store() -> None:
     """Not a dtype somebody would allocate."""
     with pytest.raises(Unresolved, match="needs layers with sinks"):
         stored_sinks(plan_with([FA4]))
+
+
+@pytest.mark.parametrize(
+    ("reads", "conversion", "stored", "read"),
+    [
+        ({"bf16"}, "no", "bf16", "bf16"),
+        ({"fp32"}, "no", "bf16", None),
+        ({"fp32"}, "lossless", "bf16", "fp32"),
+        ({"bf16"}, "lossless", "fp32", None),
+        ({"fp32"}, "lossless", "fp64", None),
+        ({"fp16", "fp32"}, "any", "bf16", "fp32"),
+        ({"fp16"}, "any", "bf16", "fp16"),
+        (set(), "any", "bf16", None),
+    ],
+)
+def test_a_conversion_goes_to_the_widest_dtype_and_only_where_declared(
+    reads: set[str], conversion: str, stored: str, read: str | None
+) -> None:
+    """A lossless one never narrows; one that may lose takes what loses least."""
+    assert read_as(reads, conversion, stored) == read

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from backstamp.catalogue import Catalogue
 from backstamp.compiled import HostCatalogue, compile_for
-from backstamp.declarations import Slot
+from backstamp.declarations import Offer, Slot
 from backstamp.errors import BadPlan, NotAdopted
 from backstamp.host import HostFacts
 from backstamp.hostfit import HostRow
@@ -23,6 +23,7 @@ from backstamp.plan_reading import plan_from_json
 from backstamp.plan_rows import GroupPlan, PhasePlan, PluginRef
 from backstamp.policy import BYPASSABLE
 from backstamp.text import plain
+from backstamp.words import real_dtypes
 
 __all__ = ["adopt"]
 
@@ -126,6 +127,7 @@ def _group_reasons(slot: Slot, group: GroupPlan, row: PhasePlan, plan: Plan, hos
         yield f"{group.kernel} needs a phase it declares, got {row.phase}"
     if group.cached or slot == "linear":
         yield from _cache_reasons(slot, there, plan)
+    yield from _declared_reasons(there.offer, group, plan)
     planned, here = group.library, there.library
     if planned is not None and here is not None and None not in (planned.version, here.version) and planned != here:
         yield f"{group.kernel} needs {planned.distribution} {planned.version}, got {here.distribution} {here.version}"
@@ -145,6 +147,18 @@ def _cache_reasons(slot: Slot, there: HostRow, plan: Plan) -> Iterator[str]:
     reads = {plan.dtype if name == "same" else name for name in offer.kv_dtypes}
     if plan.kv_dtype not in reads:
         yield f"{offer.kernel} needs KV dtype {', '.join(sorted(offer.kv_dtypes))}, got {plan.kv_dtype}"
+
+
+def _declared_reasons(offer: Offer, group: GroupPlan, plan: Plan) -> Iterator[str]:
+    """What a plan carries of a row for decisions, and the row does not say: the digest leaves it out."""
+    if group.alignment_tokens != offer.alignment_tokens:
+        yield f"{offer.kernel} needs the alignment it declares ({offer.alignment_tokens}), got {group.alignment_tokens}"
+    if group.sinks is None:
+        return
+    declared = tuple(sorted(real_dtypes(offer.sink_dtypes, plan.dtype))), offer.sink_conversion
+    if (group.sinks.reads, group.sinks.conversion) != declared:
+        wanted, got = (f"{', '.join(reads)}, conversion {how}" for reads, how in (declared, group.sinks[1:]))
+        yield f"{offer.kernel} needs sinks read as it declares ({wanted}), got {got}"
 
 
 def _row_of(slot: Slot, group: GroupPlan, host: HostCatalogue) -> HostRow | None:

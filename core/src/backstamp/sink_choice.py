@@ -70,7 +70,8 @@ def stored_sinks(of: Asked) -> SinkChoice:
     models = sorted({dtype for _, _, sinks in needs for dtype in sinks.stored})
     lossless = [choice for dtype in _candidates(needs, models) if (choice := _lossless(needs, dtype)) is not None]
     if lossless:
-        return min(lossless, key=lambda choice: (len(_kernels(choice)), choice.stored not in models, choice.stored))
+        # the first of those that are equal, and the model's own come first
+        return min(lossless, key=lambda choice: len(_kernels(choice)))
     rounded = {read_as(sinks.reads, sinks.conversion, models[0]) for _, _, sinks in needs}
     if len(models) == 1 and len(rounded) == 1 and (dtype := rounded.pop()) is not None:
         reads = tuple(dict.fromkeys(SinkRead(phase, kernel, dtype) for phase, kernel, _ in needs))
@@ -85,8 +86,8 @@ def stored_sinks(of: Asked) -> SinkChoice:
 
 
 def _candidates(needs: Needs, models: list[str]) -> list[str]:
-    """Dtypes some kernel reads or the model has, each of which holds what the model stores."""
-    known = sorted({*models, *(dtype for _, _, sinks in needs for dtype in sinks.reads)})
+    """Dtypes the model has or some kernel reads, each of which holds what the model stores; the model's first."""
+    known = dict.fromkeys([*models, *(dtype for _, _, sinks in needs for dtype in sinks.reads)])
     return [dtype for dtype in known if all(own == dtype or widens(own, dtype) for own in models)]
 
 
