@@ -23,6 +23,7 @@ NAMED = {
     "phase_choice.py": "the parent of the dsa sub-settings",
     "hostfit.py": "the library whose interpreter runs on a CPU",
     "doctor.py": "a library whose version is shown",
+    "testing/conformance/imports.py": "modules that no declaration imports",
 }
 
 
