@@ -9,7 +9,15 @@ from collections.abc import Sequence
 
 import typer
 
-from backstamp.cli import check_command, demo, inspect_commands, lock_commands, resolve_commands, warm_command
+from backstamp.cli import (
+    check_command,
+    demo,
+    inspect_commands,
+    lock_commands,
+    parity_command,
+    resolve_commands,
+    warm_command,
+)
 from backstamp.cli.console import print_error
 from backstamp.errors import BackstampError, BadInput
 
@@ -27,6 +35,7 @@ resolve_commands.add_to(app)
 inspect_commands.add_to(app)
 lock_commands.add_to(app)
 check_command.add_to(app)
+parity_command.add_to(app)
 warm_command.add_to(app)
 demo.add_to(app)
 

@@ -1,0 +1,99 @@
+"""A parity check as every check answers: a `Report`, and the JSON that tools of model registries read.
+
+In: a `Parity`. Out: outcomes with findings of the rules hook-parity, gate-coverage, unpaired-draft, and those that say
+what could not be read; it passes where something was paired and no fault was found. It compares nothing itself.
+
+.. versionadded:: 0.2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backstamp.entry_classes.facts import Trouble, Uncovered, Violation
+from backstamp.findings import Finding, Level, Outcome, Report
+from backstamp.parity import Parity
+
+__all__ = ["parity_json", "parity_report"]
+
+TOOL = "backstamp parity"
+
+
+def parity_report(parity: Parity) -> Report:
+    """Every pair, every draft without one, every class with gated layers, and what could not be read."""
+    return Report(tool=TOOL, subject=parity.subject, outcomes=tuple(_outcomes(parity)))
+
+
+def parity_json(parity: Parity) -> dict[str, object]:
+    """What was compared and what was found, by class."""
+    report = parity_report(parity)
+    return {
+        "subject": parity.subject,
+        "passed": report.passed,
+        "hooks": list(parity.hooks),
+        "classes": len(parity.classes),
+        "pairs": [{"draft": pair.draft.name, "target": pair.target.name, "by": pair.why} for pair in parity.pairs],
+        "unpaired": [
+            {"draft": item.draft.name, "why": item.why, "file": item.draft.file, "line": item.draft.line}
+            for item in parity.unpaired
+        ],
+        "violations": [{**item._asdict(), "platforms": list(item.platforms)} for item in parity.violations],
+        "uncovered": [
+            {**item._asdict(), "markers": list(item.markers), "platforms": list(item.platforms)}
+            for item in parity.uncovered
+        ],
+        "unread": [item._asdict() for item in (*parity.troubles, *parity.absent)],
+        "notes": [item._asdict() for item in parity.notes],
+    }
+
+
+def _outcomes(parity: Parity) -> Iterator[Outcome]:
+    for item in parity.troubles:
+        yield Outcome(check=item.rule, name=f"{item.subject} {item.text}", findings=(_trouble(item, "fault"),))
+    for item in parity.absent:
+        yield Outcome(check="hook-parity", name=item.subject, reason=f"{item.subject} {item.text}")
+    for pair in parity.pairs:
+        names = (pair.draft.name, pair.target.name)
+        found = [item for item in parity.violations if (item.draft, item.target) == names]
+        yield Outcome(check="hook-parity", name=" of ".join(names), findings=tuple(map(_violation, found)))
+    for unpaired in parity.unpaired:
+        draft = unpaired.draft
+        fix = f"--pair {draft.name}=TARGET"
+        text = f"has no target: {unpaired.why}"
+        note = Finding("note", "unpaired-draft", draft.name, text, fix, draft.file, draft.line)
+        yield Outcome(check="hook-parity", name=draft.name, findings=(note,), reason="a draft that is not paired")
+    for uncovered in parity.uncovered:
+        yield Outcome(check="gate-coverage", name=uncovered.name, findings=(_uncovered(uncovered),))
+    for name in parity.covered:
+        yield Outcome(check="gate-coverage", name=name)
+    if parity.notes:
+        notes = tuple(_trouble(item, "note") for item in parity.notes)
+        yield Outcome(check="unread", name="bases and registries", findings=notes, reason="not read")
+    if not parity.pairs and not parity.absent:
+        text = f"needs a draft and its target, got {len(parity.classes)} entry class(es) and no pair"
+        fix = "Name one with --pair DRAFT=TARGET"
+        nothing = Finding("fault", "nothing-paired", parity.subject, text, fix)
+        yield Outcome(check="hook-parity", name="pairs", findings=(nothing,))
+
+
+def _violation(item: Violation) -> Finding:
+    lacking, other = (item.draft, item.target) if item.missing_on == "draft" else (item.target, item.draft)
+    kind = "target" if item.missing_on == "draft" else "draft"
+    text = f"the {item.missing_on} needs {item.hook}, which its {kind} has{_on(item.platforms)}, got none"
+    fix = f"Give it to {lacking}; it may delegate to {other}'s"
+    return Finding("fault", "hook-parity", f"{item.draft} (draft of {item.target})", text, fix, item.file, item.line)
+
+
+def _uncovered(item: Uncovered) -> Finding:
+    asked = " and ".join(item.markers)
+    text = f"builds layers that call {asked}, so it needs {item.hook}{_on(item.platforms)}, got none"
+    fix = f"Give it {item.hook}, which the loader asks before it builds a layer"
+    return Finding("fault", "gate-coverage", item.name, text, fix, item.file, item.line)
+
+
+def _on(platforms: tuple[str, ...]) -> str:
+    return f" on {', '.join(platforms)}" if platforms else ""
+
+
+def _trouble(item: Trouble, level: Level) -> Finding:
+    return Finding(level, item.rule, item.subject, item.text, "", item.file, item.line)

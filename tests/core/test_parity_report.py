@@ -1,0 +1,59 @@
+"""The report of a parity check: rules, levels and what counts as a pass; findings as every form of report has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backstamp.findings import Finding
+from backstamp.parity_report import parity_report
+from tests.entry_trees import GATE, TARGET, parity_of
+
+DRAFT = "class AcmeForCausalLMNextN: ...\nEntryClass = [AcmeForCausalLMNextN]\n"
+
+
+def findings(folder: Path, files: dict[str, str]) -> tuple[Finding, ...]:
+    """Every finding of the report over a tree."""
+    return parity_report(parity_of(folder, files)).findings
+
+
+def test_a_violation_is_a_fault_of_the_pair(tmp_path: Path) -> None:
+    """Its subject is the pair, its place the class that lacks the hook, its fix the class to give it to."""
+    (found,) = findings(tmp_path, {"acme.py": TARGET, "draft.py": DRAFT})
+    assert (found.level, found.rule, found.file, found.line) == ("fault", "hook-parity", "draft.py", 1)
+    assert found.subject == "AcmeForCausalLMNextN (draft of AcmeForCausalLM)"
+    assert f"the draft needs {GATE}, which its target has, got none" in found.text
+    assert found.fix == "Give it to AcmeForCausalLMNextN; it may delegate to AcmeForCausalLM's"
+
+
+def test_a_missing_gate_is_a_fault_of_its_own_rule(tmp_path: Path) -> None:
+    """A class may be nobody's draft and still build gated layers."""
+    text = (
+        "from engine import get_num_fused_shared_experts\n"
+        "class OtherForCausalLM:\n    n = get_num_fused_shared_experts()\nEntryClass = OtherForCausalLM\n"
+    )
+    gated = DRAFT.replace("...", f"\n    def {GATE}(self): ...")
+    (found,) = findings(tmp_path, {"acme.py": TARGET, "draft.py": gated, "other.py": text})
+    assert (found.level, found.rule, found.subject) == ("fault", "gate-coverage", "OtherForCausalLM")
+    assert (found.file, found.line) == ("other.py", 2)
+    assert f"so it needs {GATE}, got none" in found.text
+
+
+def test_an_unpaired_draft_is_a_note_and_counts_as_skipped(tmp_path: Path) -> None:
+    """It fails nothing beside a pair that was compared, and passes nothing alone."""
+    gated = DRAFT.replace("...", f"\n    def {GATE}(self): ...")
+    loose = "class DFlashDraftModel: ...\nEntryClass = DFlashDraftModel\n"
+    report = parity_report(parity_of(tmp_path / "both", {"acme.py": TARGET, "draft.py": gated, "loose.py": loose}))
+    (found,) = report.findings
+    assert (found.level, found.rule, found.fix) == ("note", "unpaired-draft", "--pair DFlashDraftModel=TARGET")
+    assert (report.passed, report.count("skipped")) == (True, 1)
+    alone = parity_report(parity_of(tmp_path / "alone", {"loose.py": loose}))
+    assert not alone.passed
+    assert [item.rule for item in alone.findings if item.level == "fault"] == ["nothing-paired"]
+
+
+def test_names_of_outcomes_are_unique(tmp_path: Path) -> None:
+    """A report in XML names a test by them."""
+    text = f"class BForCausalLM:\n    def {GATE}(self): ...\nclass BMTP: ...\nEntryClass = [BForCausalLM, BMTP]\n"
+    report = parity_report(parity_of(tmp_path, {"acme.py": TARGET, "draft.py": DRAFT, "b.py": text, "c.py": "def ("}))
+    names = [(outcome.check, outcome.name) for outcome in report.outcomes]
+    assert len(names) == len(set(names)) == 3
