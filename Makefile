@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-parity lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -14,6 +14,11 @@ demo: $(VENV)/.demo
 # one thread a process: two test processes on two cores, and tensors too small to share out
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# over the published source of two engines, which it fetches into .parity once (90 MB) and never imports
+test-parity: $(VENV)/.dev
+	$(BIN)/python tests/parity_wheels/fetch.py
+	$(BIN)/python -m pytest -n 0 --durations=0 $(wildcard tests/parity_wheels/published_*.py)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -25,7 +30,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: requirements/demo.txt $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

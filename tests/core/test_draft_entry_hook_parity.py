@@ -32,6 +32,18 @@ def test_a_draft_without_its_targets_gate_is_named_with_its_place(tmp_path: Path
     assert "the draft lacks" in violation.message
 
 
+def test_one_removed_gate_names_exactly_one_pair(tmp_path: Path) -> None:
+    """The shipped defect in small: three drafts of two targets in parity, then one of them loses its gate."""
+    gate = f"    def {GATE}(self): ...\n"
+    names = ["AForCausalLM", "AForCausalLMNextN", "AForCausalLMDSpark", "BForCausalLM", "BForCausalLMEagle3"]
+    files = {f"{name}.py": f"class {name}:\n{gate}EntryClass = {name}\n" for name in names}
+    assert parity_of(tmp_path / "whole", files).violations == ()
+    files["AForCausalLMDSpark.py"] = files["AForCausalLMDSpark.py"].replace(gate, "    pass\n")
+    broken = parity_of(tmp_path / "broken", files)
+    assert told(broken.violations) == [("AForCausalLMDSpark", "AForCausalLM", GATE, "draft")]
+    assert len(broken.pairs) == 3
+
+
 def test_a_gate_only_the_draft_has_is_named_too(tmp_path: Path) -> None:
     """The loader decides twice either way."""
     own = f"    def {GATE}(self): ..."

@@ -24,6 +24,7 @@ from backstamp.entry_classes.names import Unread
 from backstamp.entry_classes.pairing import Paired, Unpaired, pair_up, read_pairs
 from backstamp.entry_classes.reading import Reader
 from backstamp.entry_classes.sources import Gathered, from_engine, from_folder, from_plugins, row_of
+from backstamp.entry_classes.tree import garbage_waits
 
 __all__ = [
     "Gate",
@@ -97,7 +98,8 @@ def check_parity(
     rows = (*gathered.rows, *_rows_of(pairs or {}, gathered.rows))
     platforms = platforms_of(engines)
     readers = [Reader(gathered.tree, platform, every, on_class, markers) for platform in platforms]
-    answers = {reader.platform: [reader.read(row) for row in rows] for reader in readers}
+    with garbage_waits():
+        answers = {reader.platform: [reader.read(row) for row in rows] for reader in readers}
     read = {
         platform: {item.name: item for item in items if isinstance(item, EntryClass)}
         for platform, items in answers.items()

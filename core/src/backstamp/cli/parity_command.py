@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Annotated
@@ -52,8 +51,6 @@ def _parity(
     pointed = [text for text in (distribution, source and "--source", engine and "--engine") if text]
     if len(pointed) > 1:
         raise BadInput("backstamp parity", needed="one of DIST, --source and --engine", found=" and ".join(pointed))
-    # every syntax tree lives to the end, and looking through them for garbage doubles the time
-    gc.disable()
     gates = read_gates(gate or ())
     pairs = read_pairs(pair or ())
     if source is not None:

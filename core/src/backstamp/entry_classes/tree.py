@@ -10,9 +10,12 @@ classes as griffe's static visitor sees them. Nothing is imported or inspected (
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import tokenize
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +28,19 @@ from backstamp.text import plain
 if TYPE_CHECKING:
     import griffe
 
-__all__ = ["Module", "Tree", "need_griffe"]
+__all__ = ["Module", "Tree", "garbage_waits", "need_griffe"]
+
+
+@contextmanager
+def garbage_waits() -> Iterator[None]:
+    """Without collections: syntax trees are millions of objects that all live on, and each collection walks them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def need_griffe() -> None:
@@ -105,8 +120,9 @@ class Tree:
         files = [path for path in sorted(tree.inside.rglob("*.py")) if not path.name.startswith("._")]
         if not files:
             raise BadInput("--source", needed="a folder of Python files", found=f"{folder}, which holds none")
-        for path in files:
-            tree.module(path)
+        with garbage_waits():
+            for path in files:
+                tree.module(path)
         return tree
 
     @property
