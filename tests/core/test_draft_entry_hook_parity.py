@@ -77,6 +77,9 @@ HAS_IT = {
     "loop-setattr": draft(after=f'for one in [AcmeForCausalLMNextN]:\n    setattr(one, "{GATE}", print)'),
     "loop-over-a-name": draft(after=f"_all = (AcmeForCausalLMNextN,)\nfor one in _all:\n    one.{GATE} = print"),
     "loop-over-hooks": draft(after=f'for name in ("{GATE}",):\n    setattr(AcmeForCausalLMNextN, name, print)'),
+    "its-own-name": draft(
+        bases="AcmeForCausalLMNextN", before="from .acme import AcmeForCausalLM as AcmeForCausalLMNextN"
+    ),
     "loop-in-try": draft(after=f"try:\n    AcmeForCausalLMNextN.{GATE} = print\nexcept ImportError:\n    pass"),
 }
 
@@ -131,6 +134,24 @@ def test_a_hook_asked_of_the_built_model_may_be_set_when_it_is_built(tmp_path: P
     built = "    def __init__(self):\n        self.fall_back_to_pt_during_load = False"
     parity = parity_of(tmp_path, {"acme.py": target, "acme_nextn.py": draft(built)})
     assert told(parity.violations) == [LACKS]
+
+
+def test_an_annotation_answers_no_question_of_the_built_model(tmp_path: Path) -> None:
+    """A class that only says what type a hook would have, has none."""
+    target = "class AcmeForCausalLM:\n    def post_load_weights(self): ...\nEntryClass = AcmeForCausalLM\n"
+    parity = parity_of(tmp_path, {"acme.py": target, "acme_nextn.py": draft("    post_load_weights: object")})
+    assert [(item.hook, item.missing_on) for item in parity.violations] == [("post_load_weights", "draft")]
+
+
+def test_a_cycle_of_imports_ends(tmp_path: Path) -> None:
+    """Two modules that import one name from each other bind it to nothing: the base could not be read."""
+    files = {
+        "acme.py": TARGET,
+        "one.py": "from .two import Base\n",
+        "two.py": "from .one import Base\n",
+        "acme_nextn.py": draft(bases="Base", before="from .one import Base"),
+    }
+    assert [item.rule for item in parity_of(tmp_path, files).troubles] == ["unread-base"]
 
 
 def test_a_byte_order_mark_is_read(tmp_path: Path) -> None:
@@ -343,6 +364,33 @@ def test_the_branch_of_each_platform_is_read(tmp_path: Path) -> None:
     (violation,) = parity.violations
     assert told(parity.violations) == [("AcmeMTP", "AcmeForCausalLM", hook, "draft")]
     assert (violation.platforms, violation.file) == (("rocm",), "engine/models/acme/amd.py")
+
+
+def test_two_classes_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """vLLM has two DSparkDeepseekV4ForCausalLM: each is called what a config calls it, and none hides another."""
+    hook = "process_weights_after_loading"
+    registry = (
+        '_TEXT_GENERATION_MODELS = {"AForCausalLM": ("a", "AForCausalLM"), "BForCausalLM": ("b", "BForCausalLM")}\n'
+        '_SPECULATIVE_DECODING_MODELS = {"AMTPModel": ("a", "Head"), "BMTPModel": ("b", "Head")}\n'
+    )
+    body = f"class {{0}}ForCausalLM:\n    def {hook}(self): ...\nclass Head: ...\n"
+    files = {"registry.py": registry, "a.py": body.format("A"), "b.py": body.format("B")}
+    assert told(parity_of(tmp_path, files).violations) == [
+        ("AMTPModel", "AForCausalLM", hook, "draft"),
+        ("BMTPModel", "BForCausalLM", hook, "draft"),
+    ]
+
+
+def test_a_line_of_another_engine_does_not_change_whose_hooks_are_asked(tmp_path: Path) -> None:
+    """vllm 0.33.0 has one `EntryClass` left over in a model module: its hooks stay vLLM's."""
+    registry = (
+        '_TEXT_GENERATION_MODELS = {"AForCausalLM": ("a", "AForCausalLM")}\n'
+        '_SPECULATIVE_DECODING_MODELS = {"AMTPModel": ("a", "AMTP")}\n'
+    )
+    text = f"class AForCausalLM:\n    def {GATE}(self): ...\nclass AMTP: ...\nEntryClass = AMTP\n"
+    parity = parity_of(tmp_path, {"registry.py": registry, "a.py": text})
+    assert parity.hooks == ("process_weights_after_loading", "fall_back_to_pt_during_load")
+    assert parity.violations == ()
 
 
 def test_a_plugins_registration_lists_an_entry_class(tmp_path: Path) -> None:

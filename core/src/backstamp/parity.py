@@ -89,16 +89,13 @@ def check_parity(
     Raises:
         BadInput: a pair names a class that is not among those read.
     """
-    engines = gathered.engines
-    every_gate = (*(gate for engine in engines for gate in engine.gates), *gates)
-    own = [hook for engine in engines for hook in engine.hooks]
+    every_gate = (*(gate for engine in gathered.engines for gate in engine.gates), *gates)
+    own = [hook for engine in gathered.engines for hook in engine.hooks]
     every = tuple(dict.fromkeys((*own, *(gate.hook for gate in every_gate), *hooks)))
-    on_class = frozenset(hook for engine in engines for hook in engine.on_class)
-    markers = frozenset(marker for gate in every_gate for marker in gate.markers)
     rows = (*gathered.rows, *_rows_of(pairs or {}, gathered.rows))
-    platforms = platforms_of(engines)
-    readers = [Reader(gathered.tree, platform, every, on_class, markers) for platform in platforms]
+    platforms = platforms_of(gathered.engines)
     with garbage_waits():
+        readers = [_reader(gathered, platform, every, every_gate) for platform in platforms]
         answers = {reader.platform: [reader.read(row) for row in rows] for reader in readers}
     read = {
         platform: {item.name: item for item in items if isinstance(item, EntryClass)}
@@ -110,7 +107,7 @@ def check_parity(
         for draft, targets in gathered.declared.items()
         if draft in classes
     }
-    paired, unpaired = pair_up(tuple(classes.values()), engines, pairs or {}, declared)
+    paired, unpaired = pair_up(tuple(classes.values()), gathered.engines, pairs or {}, declared)
     violations, undecided = compare_pairs(paired, read, every)
     uncovered, covered = cover(read, every_gate)
     missing = list(_missing(gathered, rows, answers))
@@ -132,6 +129,12 @@ def check_parity(
         absent=tuple(item for item in missing if item.rule == "absent-class"),
         notes=(*gathered.notes, *_unread_bases(classes.values(), undecided)),
     )
+
+
+def _reader(gathered: Gathered, platform: str, hooks: tuple[str, ...], gates: Sequence[Gate]) -> Reader:
+    on_class = frozenset(hook for engine in gathered.engines for hook in engine.on_class)
+    markers = frozenset(marker for gate in gates for marker in gate.markers)
+    return Reader(gathered.tree, platform, hooks, on_class, markers)
 
 
 def _rows_of(pairs: Mapping[str, tuple[str, ...]], rows: Sequence[Listed]) -> Iterator[Listed]:
@@ -156,16 +159,15 @@ def _missing(
 ) -> Iterator[Trouble]:
     """The listed classes that no platform has."""
     for index, row in enumerate(rows):
-        found = [items[index] for items in answers.values()]
-        first = found[0]
-        if any(isinstance(item, EntryClass) for item in found) or isinstance(first, EntryClass):
+        unread = [item for item in (items[index] for items in answers.values()) if isinstance(item, Unread)]
+        if len(unread) < len(answers):
             continue
         label = row.label or row.name
         if not row.module.endswith(".py") and gathered.tree.find(row.module) is None:
             yield Trouble("absent-class", label, f"needs the module {row.module}, which is not here")
             continue
         file = gathered.tree.shown(Path(row.module)) if row.module.endswith(".py") else ""
-        yield Trouble("unread-class", label, f"needs a class statement, got {first.dotted}", file)
+        yield Trouble("unread-class", label, f"needs a class statement, got {unread[0].dotted}", file)
 
 
 def _unread_bases(classes: Iterable[EntryClass], undecided: Sequence[Trouble]) -> Iterator[Trouble]:

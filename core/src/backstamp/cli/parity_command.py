@@ -73,6 +73,9 @@ def _tell(report: Report) -> None:
         before = (item.level, item.subject)
         place = f"{item.file}:{item.line}: " if item.line else f"{item.file}: " if item.file else ""
         say(f"- {place}{item.text}.{f' {item.fix}.' if item.fix else ''}")
+    for outcome in report.outcomes:
+        if outcome.status == "skipped" and not outcome.findings:
+            say(f"skipped: {outcome.reason}", "yellow")
     counts = f"{report.count('passed')} passed, {report.count('failed')} failed, {report.count('skipped')} skipped"
     nothing = "" if report.ran else "; nothing ran, which is no pass"
     say(f"{report.tool} {report.subject}: {counts}{nothing}", "green" if report.passed else "red")

@@ -54,7 +54,10 @@ class _Same(NamedTuple):
 
 @dataclass
 class _Scope:
+    """What names are bound to last; `before` is what a class statement of the same name took the place of."""
+
     bound: dict[str, _Import | _Same | str] = field(default_factory=dict)
+    before: dict[str, _Import | _Same | str] = field(default_factory=dict)
     lists: dict[str, ast.expr] = field(default_factory=dict)
     stars: list[_Import] = field(default_factory=list)
 
@@ -71,6 +74,16 @@ class Names:
     def resolve(self, module: Module, dotted: str) -> ClassRef | Unread:
         """The class, or function, statement a dotted name in a module stands for."""
         return self._resolve(module, dotted, set())
+
+    def base_of(self, module: Module, ref: ClassRef, dotted: str) -> ClassRef | Unread:
+        """The class that a base of `ref` stands for: `class A(A)` stands on the A that was there before."""
+        found = self.resolve(module, dotted)
+        before = self._scope(module).before.get(dotted)
+        if found != ref or before is None or isinstance(before, str):
+            return found
+        if isinstance(before, _Same):
+            return self.resolve(module, before.text)
+        return self._follow(before, module, "", set())
 
     def resolve_in(self, dotted_module: str, name: str) -> ClassRef | Unread:
         """The class that a module, by its dotted name, binds a name to."""
@@ -125,9 +138,7 @@ class Names:
             module = self.tree.module(path) if readable else None
             if module is not None:
                 found = self._resolve(module, ".".join(words), seen)
-                if isinstance(found, ClassRef):
-                    return found
-                if is_foundation(found):
+                if isinstance(found, ClassRef) or is_foundation(found):
                     return found
             module_name = f"{module_name}.{words.pop(0)}".lstrip(".")
         return whole
@@ -155,6 +166,8 @@ def _scope_of(body: Iterable[ast.stmt]) -> _Scope:
     scope = _Scope()
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
+            if statement.name in scope.bound:
+                scope.before[statement.name] = scope.bound[statement.name]
             scope.bound[statement.name] = statement.name
         elif isinstance(statement, ast.Import):
             for alias in statement.names:

@@ -102,7 +102,7 @@ class Reader:
         for base in found.bases:
             # Generic[T] stands on Generic
             text = str(base).partition("[")[0]
-            behind = self.names.resolve(module, text)
+            behind = self.names.base_of(module, ref, text)
             if isinstance(behind, Unread):
                 if not is_foundation(behind):
                     unread[behind.dotted] = None
