@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backstamp.findings import Finding
+from backstamp.parity import Gate
 from backstamp.parity_report import parity_report
 from tests.entry_trees import GATE, TARGET, parity_of
 
@@ -54,6 +55,10 @@ def test_an_unpaired_draft_is_a_note_and_counts_as_skipped(tmp_path: Path) -> No
 def test_names_of_outcomes_are_unique(tmp_path: Path) -> None:
     """A report in XML names a test by them."""
     text = f"class BForCausalLM:\n    def {GATE}(self): ...\nclass BMTP: ...\nEntryClass = [BForCausalLM, BMTP]\n"
-    report = parity_report(parity_of(tmp_path, {"acme.py": TARGET, "draft.py": DRAFT, "b.py": text, "c.py": "def ("}))
+    gated = "class C:\n    x = layer()\nEntryClass = C\n"
+    files = {"acme.py": TARGET, "draft.py": DRAFT, "b.py": text, "c.py": gated, "d.py": "def ("}
+    gates = [Gate(hook, frozenset({"layer"})) for hook in ("one", "two")]
+    report = parity_report(parity_of(tmp_path, files, gates=gates))
     names = [(outcome.check, outcome.name) for outcome in report.outcomes]
-    assert len(names) == len(set(names)) == 3
+    assert len(names) == len(set(names)) == 4
+    assert [item.subject for item in report.findings if item.rule == "gate-coverage"] == ["C", "C"]

@@ -18,19 +18,40 @@ DOCUMENT = "docs/parity.md"
 PAGE = (ROOT / DOCUMENT).read_text("utf-8")
 
 
-def test_the_example_finds_what_the_page_says(tmp_path: Path) -> None:
-    """The two modules as they stand, and the output line for line at 80 columns."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The two modules of the page as they stand."""
     for info, body in blocks(DOCUMENT, "python file="):
         path = tmp_path / info.partition("file=")[2]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(body, "utf-8")
+    return tmp_path
+
+
+def run(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    """Python in that folder, at 80 columns."""
+    environment = {**ordinary_environment(), "COLUMNS": "80", "NO_COLOR": "1"}
+    command = [sys.executable, "-c", *program]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
+
+
+def test_the_example_finds_what_the_page_says(folder: Path) -> None:
+    """The output line for line."""
     ((_, body),) = blocks(DOCUMENT, "console fails")
     command, *lines = body.splitlines()
-    program = [sys.executable, "-c", COMMAND, *command.split()[2:]]
-    environment = {**ordinary_environment(), "COLUMNS": "80", "NO_COLOR": "1"}
-    child = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    child = run(folder, COMMAND, *command.split()[2:])
     assert child.returncode == 1, child.stderr
     assert [line.rstrip() for line in child.stdout.splitlines()] == lines
+
+
+def test_the_code_of_the_page_finds_the_same(folder: Path) -> None:
+    """One call of the library for what the command prints."""
+    ((_, body),) = blocks(DOCUMENT, "python run")
+    child = run(folder, body)
+    assert child.returncode == 0, child.stderr
+    first, second = child.stdout.splitlines()
+    assert "AcmeForCausalLMNextN (draft of AcmeForCausalLM): the draft lacks" in first
+    assert second == "draft"
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -62,8 +62,9 @@ def _outcomes(parity: Parity) -> Iterator[Outcome]:
         text = f"has no target: {unpaired.why}"
         note = Finding("note", "unpaired-draft", draft.name, text, fix, draft.file, draft.line)
         yield Outcome(check="hook-parity", name=draft.name, findings=(note,), reason="a draft that is not paired")
-    for uncovered in parity.uncovered:
-        yield Outcome(check="gate-coverage", name=uncovered.name, findings=(_uncovered(uncovered),))
+    for name in dict.fromkeys(item.name for item in parity.uncovered):
+        lacking = [_uncovered(item) for item in parity.uncovered if item.name == name]
+        yield Outcome(check="gate-coverage", name=name, findings=tuple(lacking))
     for name in parity.covered:
         yield Outcome(check="gate-coverage", name=name)
     if parity.notes:
