@@ -13,6 +13,7 @@ from backstamp.cli import (
     check_command,
     demo,
     inspect_commands,
+    lint_command,
     lock_commands,
     parity_command,
     resolve_commands,
@@ -35,6 +36,7 @@ resolve_commands.add_to(app)
 inspect_commands.add_to(app)
 lock_commands.add_to(app)
 check_command.add_to(app)
+lint_command.add_to(app)
 parity_command.add_to(app)
 warm_command.add_to(app)
 demo.add_to(app)
