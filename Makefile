@@ -25,6 +25,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy core/src/backstamp $(wildcard plugins/*/src/*/plugin.py)
 	$(BIN)/backstamp check --only declarations,imports $(patsubst plugins/%/pyproject.toml,backstamp_%.plugin,$(wildcard plugins/*/pyproject.toml))
+	$(BIN)/backstamp lint .
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py
