@@ -108,6 +108,7 @@ def test_a_reading_is_found_however_it_is_spelled(line: str) -> None:
         "x: Literal['attention_backend']",
         "for name in ('attention_backend', 'x'):\n  setattr(args, name, None)",
         "# args.attention_backend\n'args.attention_backend'",
+        "FIELD = 'attention_backend'\ndef f(FIELD): return getattr(args, FIELD)",
     ],
 )
 def test_what_is_no_reading_is_left_alone(line: str) -> None:
@@ -171,6 +172,12 @@ def test_a_line_that_reads_it_twice_is_one_finding() -> None:
     assert (finding.rule, finding.file, finding.line, finding.subject) == ("base-field", "engine.py", 2, "A.f")
     assert finding.text == "needs the half that is meant, got args.attention_backend"
     assert "resolved pair" in finding.fix
+
+
+def test_of_a_fault_and_a_note_on_one_line_the_fault_stands() -> None:
+    """Whichever is read first."""
+    alone, beside = "x = args.attention_backend", "y = args.prefill_attention_backend or args.attention_backend"
+    assert found(f"{alone}; {beside}") == found(f"{beside}; {alone}") == [("fault", 1)]
 
 
 def test_an_engine_may_call_the_field_otherwise() -> None:

@@ -100,9 +100,10 @@ def test_where_there_is_no_python_nothing_ran(tmp_path: Path) -> None:
         (b"x = " + b"(" * 500 + b")" * 500, 1),
         (b"x = " + b"-" * 100_000 + b"1", 0),
         (b"x = " + b"1+" * 100_000 + b"1", 0),
+        (b"getattr(args, " + b"'a'+" * 2000 + b"'a')", 0),
     ],
     ids=["bom", "latin-1", "crlf", "utf-8", "syntax", "not-utf-8", "unknown-encoding", "bom-and-another", "null",
-         "python-2", "parentheses", "signs", "sum"],
+         "python-2", "parentheses", "signs", "sum", "a-text-too-deep-to-follow"],
 )  # fmt: skip
 def test_a_file_is_read_as_python_reads_it_or_is_a_fault(tmp_path: Path, data: bytes, line: int) -> None:
     """A byte order mark and an encoding line are followed; what cannot be parsed is a fault with its place."""
@@ -195,6 +196,12 @@ def test_a_list_that_is_no_list_is_a_fault(tmp_path: Path, text: str | bytes, li
         ("fault", "allow-list", LIST_NAME)
     }
     assert report.findings[0].line == line or not line
+
+
+def test_a_list_is_utf_8_whatever_wrote_it(tmp_path: Path) -> None:
+    """With a byte order mark and the line ends of another system too."""
+    text = codecs.BOM_UTF8 + ENTRY.replace("a.py", "é.py").replace("\n", "\r\n").encode()
+    assert lint_source(write(tmp_path, {"é.py": READS, LIST_NAME: text})).passed
 
 
 def test_a_list_may_be_written_in_line(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_function_that_answers_itself_comes_to_an_end(text: str) -> None:
         "def build(r): return Built(f'fa{r.version}', b)",
         "def build(r):\n  for name in NAMES: pass\n  return Built(name, b)",
         "def build(kernel): return Built(kernel, b)",
+        "def build(r):\n  name = 'a'\n  if r.old: name = r.kernel\n  return Built(name, b)",
         "def build(r): return Built(*r)",
         "def build(r): return other(r)",
         "def build(r): return",
@@ -180,7 +181,9 @@ def test_a_factory_declared_in_one_file_is_held_in_another(tmp_path: Path) -> No
     (tmp_path / "acme" / "plugin.py").write_text("Offer(factory='acme.sub:build')\nOffer(factory='acme.a:build')")
     (tmp_path / "acme" / "a.py").write_text("from backstamp import Built\ndef build(r): return Built('a', 1)")
     (tmp_path / "acme" / "sub" / "__init__.py").write_text("def build(r): return Built(r.kernel, 1)")
-    (tmp_path / "sub.py").write_text("def build(r): return Built(r.kernel, 1)")
+    (tmp_path / "old_acme").mkdir()
+    for other in ("sub.py", "old_acme/sub.py"):
+        (tmp_path / other).write_text("def build(r): return Built(r.kernel, 1)")
     (finding,) = lint_source(tmp_path).findings
     assert (finding.rule, finding.file, finding.subject) == (RULE, "acme/sub/__init__.py", "build")
     assert "return Built(r.kernel, 1)" in finding.text

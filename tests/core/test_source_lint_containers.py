@@ -128,6 +128,7 @@ def test_a_mixin_may_leave_the_list_to_who_uses_it() -> None:
         "class DPMSolverMultistepScheduler:\n  def __init__(self): self.t = [Tensor(s) for s in range(self.num_steps)]",
         "class EagleMultiStepDraftExtendCudaGraphRunner:\n  def __init__(self):\n    self.runners = []\n"
         "    for step in range(self.speculative_num_steps): self.runners.append(self._create_runner(step))",
+        "class FlashBackend:\n  def __init__(self): self.buffers = [Buffer(s) for s in range(self.num_steps)]",
         "class MultiStepBackend(Protocol): pass",
         "class Backend:\n  def steps(self, num_steps): return [make_backend() for _ in range(num_steps)]",
         "def f(container):\n  return container.attn_backends",

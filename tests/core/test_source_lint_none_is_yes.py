@@ -155,6 +155,8 @@ def test_where_that_cannot_be_told_it_is_a_note(text: str) -> None:
         "def f(backend=None): return {'x': 1} if backend != 'a' else None",
         "def f(backend=None):\n  if backend == 'a':\n    return\n  make(backend)\n  return",
         "def f(backend=None):\n  if backend != 'a': raise ValueError(backend)",
+        "def f(backend=None) -> Layout:\n  if backend == 'a': return False\n  return make()",
+        "def f(backend=None):\n  if backend == 'a': return False\n  return [make()]",
         "uses_triton = backend != 'a'",
         "class A:\n  kind: Kind\n  def f(self): return self.other != 'a'",
     ],
