@@ -54,7 +54,8 @@ def _print(report: Report) -> None:
         why, fix = WHAT_TO_KNOW[outcome.name]
         say(f"{outcome.name}: {why}", "bold")
         for finding in outcome.findings:
-            say(f"{finding.level} {finding.file}:{finding.line} {finding.subject}".rstrip())
+            place = f"{finding.file}:{finding.line}" if finding.line else finding.file
+            say(f"{finding.level} {place} {finding.subject}")
             said = f". {finding.fix}" if finding.fix != fix else ""
             say(f"  {finding.text}{said}", "red" if finding.level == "fault" else "yellow")
         say(f"{fix}.")

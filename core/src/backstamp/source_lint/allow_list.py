@@ -8,10 +8,9 @@ the rules have run, for each that nothing needs any more. It never widens what i
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -55,13 +54,14 @@ def read_list(path: Path, name: str, rules: Collection[str]) -> AllowList:
     Raises:
         BadInput: the file cannot be read, or Python 3.10 lacks the package that reads TOML.
     """
+    loads = _loads()
     try:
         data = path.read_bytes()
     except OSError as error:
         raise BadInput(f"list {path}", needed="a file that can be read", found=str(error)) from error
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
-        table = _parse(text)
+        table = loads(text)
     except ValueError as error:
         at = re.search(r"at line (\d+)", str(error))
         return AllowList(name, (), (_fault(name, int(at[1]) if at else 0, "TOML", str(error), "Correct it"),))
@@ -88,7 +88,8 @@ def read_list(path: Path, name: str, rules: Collection[str]) -> AllowList:
     return AllowList(name, tuple(entries), tuple(faults))
 
 
-def _parse(text: str) -> dict[str, object]:
+def _loads() -> Callable[[str], dict[str, object]]:
+    """The reader of TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -97,8 +98,8 @@ def _parse(text: str) -> dict[str, object]:
         except ImportError as cause:
             needed = f"the package tomli, to read {LIST_NAME} with Python 3.10"
             raise BadInput("lint", needed=needed, found="none", fix="pip install 'backstamp[cli]'") from cause
-    found: dict[str, object] = tomllib.loads(text)
-    return found
+    loads: Callable[[str], dict[str, object]] = tomllib.loads
+    return loads
 
 
 def _wrong(values: object, root: Path, rules: Collection[str]) -> tuple[str, str, str] | tuple[()]:
@@ -130,4 +131,4 @@ def stale(found: AllowList, clean: Collection[tuple[str, str]]) -> Iterator[Find
 
 
 def _fault(name: str, line: int, needed: str, found: str, fix: str) -> Finding:
-    return Finding("fault", RULE, os.path.basename(name), f"needs {needed}, got {found}", fix, name, line)
+    return Finding("fault", RULE, "the list", f"needs {needed}, got {found}", fix, name, line)
