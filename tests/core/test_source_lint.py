@@ -1,48 +1,19 @@
-"""`backstamp lint`: which files are read, the list of exceptions, the report, and the command."""
+"""`backstamp lint`: which files are read, the report, and the command."""
 
 from __future__ import annotations
 
-import ast
 import codecs
 import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from backstamp.cli.app import run
 from backstamp.errors import BadInput
-from backstamp.findings import Finding, Report
 from backstamp.source_lint import RULES, lint_source
-from backstamp.source_lint.alias_leaf import alias_leaf, declared_in, untold
 from backstamp.source_lint.allow_list import LIST_NAME
-from backstamp.source_lint.base_field import base_field
-from backstamp.source_lint.container_children import classes_of, container_children
-from backstamp.source_lint.leaves import Leaves
-from backstamp.source_lint.none_is_yes import none_is_yes
-from backstamp.source_lint.source import Source, read_source
 from tests.documents import ROOT
-
-READS = "def decide(args):\n    return args.attention_backend == 'fa3'\n"
-ENTRY = '[[allow]]\nrule = "base-field"\nfile = "a.py"\nreason = "makes the pair"\n'
-
-
-def write(folder: Path, files: dict[str, str | bytes]) -> Path:
-    """A tree of files, and its folder."""
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return folder
-
-
-def found(report: Report) -> list[tuple[str, str, int]]:
-    """Rule, file and line of every finding."""
-    return [(finding.rule, finding.file, finding.line) for finding in report.findings]
-
-
-# which files
+from tests.linted import ENTRY, READS, found, write
 
 
 def test_our_own_tree_passes_with_nothing_left_to_note() -> None:
@@ -132,128 +103,6 @@ def test_nothing_of_what_is_read_is_run_or_warned_about(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-# the list
-
-
-def test_a_listed_file_may_and_no_other(tmp_path: Path) -> None:
-    """One rule, one file."""
-    tree = write(tmp_path, {"a.py": READS, "b.py": READS, LIST_NAME: ENTRY})
-    assert found(lint_source(tree)) == [("base-field", "b.py", 2)]
-
-
-@pytest.mark.parametrize(
-    ("entry", "needed"),
-    [
-        (ENTRY.replace("a.py", "gone.py"), "a file that is there"),
-        (ENTRY.replace("a.py", "clean.py"), "a file that breaks base-field"),
-        (ENTRY.replace("base-field", "none-is-yes"), "a file that breaks none-is-yes"),
-        (ENTRY.replace("base-field", "no-such-rule"), "a rule (unreadable, base-field"),
-        (ENTRY.replace("base-field", "allow-list"), "a rule (unreadable, base-field"),
-        (ENTRY.replace("makes the pair", " "), "the reason why the file may"),
-        (ENTRY.replace('reason = "makes the pair"\n', ""), "rule, file, reason and nothing else"),
-        (ENTRY + 'line = 3\n', "rule, file, reason and nothing else"),
-        (ENTRY.replace('"makes the pair"', "3"), "text for each key"),
-        (ENTRY.replace("a.py", "*.py"), "a file that is there"),
-        (ENTRY.replace("a.py", "./a.py"), "the path of one file below"),
-        (ENTRY.replace("a.py", "x/../a.py"), "the path of one file below"),
-        (ENTRY.replace("a.py", "/a.py"), "the path of one file below"),
-        (ENTRY.replace('"a.py"', "'x\\a.py'"), "the path of one file below"),
-        (ENTRY.replace("a.py", "x"), "a file that is there"),
-    ],
-)  # fmt: skip
-def test_an_entry_that_allows_nothing_is_a_fault_in_the_list(tmp_path: Path, entry: str, needed: str) -> None:
-    """The list only shrinks: gone, clean, unknown, without a reason, or a pattern; each at its own line."""
-    tree = write(tmp_path, {"a.py": READS, "clean.py": "", "x/b.py": "", LIST_NAME: f"# ours\n\n{ENTRY}\n{entry}"})
-    (finding,) = lint_source(tree).findings
-    assert (finding.level, finding.rule, finding.file, finding.line) == ("fault", "allow-list", LIST_NAME, 8)
-    assert f"needs {needed}" in finding.text
-
-
-def test_a_second_entry_for_a_file_and_a_rule_is_a_fault(tmp_path: Path) -> None:
-    """One would stay behind when the other goes."""
-    (finding,) = lint_source(write(tmp_path, {"a.py": READS, LIST_NAME: ENTRY + "\n" + ENTRY})).findings
-    assert (finding.rule, finding.line) == ("allow-list", 6)
-    assert "needs one entry for a rule and a file, got a second for base-field in a.py" in finding.text
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("[[allow]\n", 1),
-        (ENTRY + "x = [\n", 0),
-        ("allow = 3", 0),
-        ("[allow]\nrule = 'base-field'", 0),
-        ("allow = [1]", 0),
-        ("version = 1", 0),
-        (b"\xff", 0),
-    ],
-)
-def test_a_list_that_is_no_list_is_a_fault(tmp_path: Path, text: str | bytes, line: int) -> None:
-    """It never stands for an empty one in silence."""
-    report = lint_source(write(tmp_path, {"a.py": "", LIST_NAME: text}))
-    assert {(finding.level, finding.rule, finding.file) for finding in report.findings} == {
-        ("fault", "allow-list", LIST_NAME)
-    }
-    assert report.findings[0].line == line or not line
-
-
-def test_a_list_is_utf_8_whatever_wrote_it(tmp_path: Path) -> None:
-    """With a byte order mark and the line ends of another system too."""
-    text = codecs.BOM_UTF8 + ENTRY.replace("a.py", "é.py").replace("\n", "\r\n").encode()
-    assert lint_source(write(tmp_path, {"é.py": READS, LIST_NAME: text})).passed
-
-
-def test_a_list_may_be_written_in_line(tmp_path: Path) -> None:
-    """Its entries are as good; a fault of one is a fault of the file."""
-    entries = ", ".join(f'{{rule = "base-field", file = "{file}", reason = "x"}}' for file in ("a.py", "b.py"))
-    text = f"allow = [{entries}]"
-    assert found(lint_source(write(tmp_path, {"a.py": READS, "b.py": "", LIST_NAME: text}))) == [
-        ("allow-list", LIST_NAME, 0)
-    ]
-
-
-def test_the_list_of_the_repository_is_found_from_below(tmp_path: Path) -> None:
-    """And files are named from where it stands, so that a finding can be copied into it."""
-    entry = ENTRY.replace("a.py", "src/engine/a.py")
-    tree = write(tmp_path, {".git/HEAD": "", LIST_NAME: entry, "src/engine/a.py": READS, "src/engine/b.py": READS})
-    assert found(lint_source(tree / "src" / "engine")) == [("base-field", "src/engine/b.py", 2)]
-    assert lint_source(tree / "src" / "engine" / "a.py").passed
-
-
-def test_an_entry_of_a_file_that_was_not_read_is_not_stale(tmp_path: Path) -> None:
-    """Part of a tree tells nothing about the rest, but that a file is gone."""
-    tree = write(tmp_path, {".git/HEAD": "", LIST_NAME: ENTRY, "a.py": "", "src/b.py": ""})
-    assert lint_source(tree / "src").passed
-    (tree / "a.py").unlink()
-    assert [finding.rule for finding in lint_source(tree / "src").findings] == ["allow-list"]
-
-
-def test_a_list_above_the_repository_is_not_ours(tmp_path: Path) -> None:
-    """Nor, without a repository, one above the path."""
-    tree = write(tmp_path, {LIST_NAME: ENTRY.replace("a.py", "in/a.py"), "in/.git": "gitdir: x", "in/a.py": READS})
-    assert [rule for rule, _, _ in found(lint_source(tree / "in"))] == ["base-field"]
-    (tree / "in" / ".git").unlink()
-    assert [rule for rule, _, _ in found(lint_source(tree / "in"))] == ["base-field"]
-
-
-def test_a_list_may_stand_elsewhere(tmp_path: Path) -> None:
-    """`--config`: it is read in place of the one that would be found, and its files are those below it."""
-    tree = write(tmp_path, {"in/a.py": READS, f"in/{LIST_NAME}": "", "ours.toml": ENTRY.replace("a.py", "in/a.py")})
-    assert lint_source(tree / "in", config=tree / "ours.toml").passed
-    assert found(lint_source(tree / "in")) == [("base-field", "a.py", 2)]
-
-
-def test_an_unreadable_file_may_be_listed(tmp_path: Path) -> None:
-    """A template that is no Python yet; of other rules nothing is known there, so no entry of it is stale."""
-    other = ENTRY.replace("makes", "also makes")
-    entry = ENTRY.replace("base-field", "unreadable")
-    assert lint_source(write(tmp_path, {"a.py": "def (", "b.py": "", LIST_NAME: entry + other})).passed
-    assert [rule for rule, _, _ in found(lint_source(write(tmp_path, {"a.py": ""})))] == ["allow-list", "allow-list"]
-
-
-# the report and the command
-
-
 def test_a_note_alone_passes(tmp_path: Path) -> None:
     """A fault fails the report, a note does not."""
     report = lint_source(write(tmp_path, {"a.py": "def f(backend): return backend != 'fa3'"}))
@@ -333,94 +182,3 @@ def test_the_command_knows_the_aliases_that_are_installed(tmp_path: Path, capsys
     code, text = lint(capsys, write(tmp_path, {"a.py": "def create(self): return 'nsa', Backend()"}))
     assert code == 1
     assert "the alias 'nsa'" in " ".join(text.split())
-
-
-# it never crashes
-
-
-def every_rule(source: Source) -> list[Finding]:
-    """All findings of all rules over one module."""
-    functions = list(Leaves(source).functions)
-    rules = [base_field(source, "attention_backend"), none_is_yes(source, "attention_backend")]
-    rules += [alias_leaf(source, frozenset({"nsa"})), untold(source, [*functions, "build"])]
-    assert all(isinstance(factory, str) for factory in declared_in(source))
-    return [*(item for rule in rules for item in rule), *container_children(classes_of(source))]
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_are_a_fault(data: bytes) -> None:
-    """Whatever lies in a file with the name of Python."""
-    source = read_source("a.py", data)
-    if isinstance(source, Finding):
-        assert source.level == "fault"
-    else:
-        every_rule(source)
-
-
-WORDS = [
-    "attention_backend",
-    "prefill_attention_backend",
-    "attn_backends",
-    "nsa",
-    "Built",
-    "backend",
-    "self",
-    "num_steps",
-]
-NAMES = st.sampled_from(WORDS)
-ATOMS = st.one_of(
-    NAMES, NAMES.map(repr), st.sampled_from(["None", "True", "1", "b'x'", "...", "()", "self.attn_backends"])
-)
-
-
-def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    """Expressions of expressions, in the forms the rules look at."""
-    pair = st.tuples(inner, inner)
-    forms = [
-        "({} or {})", "({} and {})", "({} == {})", "({} != {})", "({} in {})", "({} not in [{}])", "({} is {})",
-        "({}, {})", "({} if {} else 1)", "f({}, {})", "getattr({}, {})", "d.get({}, {})", "Built({}, {})",
-        "[{} for num_steps in {}]", "({} + {})", "'%s' % ({}, {})", "(lambda backend={}: {})", "{{{}: {}}}",
-        "'{{a}}'.format({}, *{})", "({} < 2 < {})", "Offer(factory={}, x={})", "setattr(self, {}, {})",
-        "replace(*{}, **{})", "partial(Built, {}, {})",
-    ]  # fmt: skip
-    single = [
-        "(not {})",
-        "(x := {})",
-        "({}).attention_backend",
-        "vars()[{}]",
-        "f'{{{}}}'",
-        "Built._make({})",
-        "({})[1:]",
-    ]
-    joined = st.tuples(st.sampled_from(forms), pair).map(lambda given: given[0].format(*given[1]))
-    return joined | st.tuples(st.sampled_from(single), inner).map(lambda given: given[0].format(given[1]))
-
-
-EXPRESSIONS = st.recursive(ATOMS, grown, max_leaves=8)
-SHAPES = st.sampled_from(
-    [
-        "x = {0}", "{2}: {0} = {1}", "{2} += {0}", "del x[{0}]", "return {0}", "if {0}: return {1}", "assert {0}, {1}",
-        "for {2} in {0}: self.{2}.append({1})", "raise {0}", "with {0} as {2}: return {1}", "while {0}: return {1}",
-        "match {0}:\n    case {{{3!r}: {2}}}: return {1}", "class {2}MultiStepBackend({0}): x = {1}", "{0}",
-        "def build({2}: {0} = {1}) -> bool: return {2}", "async def f(*, {2}={0}): return await {1}", "self.{2} = {0}",
-        "try: return {0}\n  except Exception: raise", "from {2} import Built as {3}", "global {2}", "{2} = {3} = {0}",
-    ]
-)  # fmt: skip
-STATEMENTS = st.builds(str.format, SHAPES, EXPRESSIONS, EXPRESSIONS, NAMES, NAMES)
-
-
-@given(st.lists(STATEMENTS, max_size=5), st.sampled_from(["", "class A:\n", "async "]))
-def test_any_python_is_looked_at_by_every_rule(statements: list[str], around: str) -> None:
-    """Made of what the rules look for, put together in ways nobody writes."""
-    indent = "  " if around.startswith("class") else ""
-    body = "\n".join(f"{indent}  {line}" for line in statements) or f"{indent}  pass"
-    text = f"{around if indent else ''}{indent}{around if not indent else ''}def build(self, backend=None):\n{body}\n"
-    source = read_source("a.py", text.encode())
-    if isinstance(source, Source):
-        for finding in every_rule(source):
-            assert finding.line > 0 or finding.text.startswith("needs Built")
-            assert finding.text.startswith("needs ")
-            assert "\n" not in finding.text
-    else:
-        with pytest.raises(SyntaxError):
-            ast.parse(text)

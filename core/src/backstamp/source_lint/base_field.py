@@ -31,9 +31,11 @@ _PATHS: Final = ("attrgetter", "itemgetter")
 
 
 def base_field(source: Source, field: str) -> Iterator[Finding]:
-    """Every read of the field, one finding a line and spelling."""
+    """Every read of the field, one finding a line."""
     found: dict[int, Finding] = {}
-    for node in (*_attributes(source, field), *_lookups(source, field), *_patterns(source, field)):
+    nodes: list[ast.expr | ast.pattern] = [*_attributes(source, field), *_lookups(source, field)]
+    nodes += _patterns(source, field)
+    for node in nodes:
         finding = _finding(source, node, field)
         # a line that reads it twice is read once; a fault outweighs a note
         if finding.line not in found or finding.level == "fault":
@@ -46,8 +48,8 @@ def base_field(source: Source, field: str) -> Iterator[Finding]:
     yield from found.values()
 
 
-def _finding(source: Source, node: ast.AST, field: str) -> Finding:
-    place, line = source.place(node), _line(source, node)
+def _finding(source: Source, node: ast.expr | ast.pattern, field: str) -> Finding:
+    place, line = source.place(node), node.lineno
     spelled = words_of(node) if isinstance(node, ast.expr) else f"a pattern that names {field}"
     if _is_fallback(source, node, field):
         text = f"needs one function that makes the pair, got {spelled} as the fallback of a half"
@@ -56,13 +58,6 @@ def _finding(source: Source, node: ast.AST, field: str) -> Finding:
         text = f"needs to hold a half, got {spelled} of a class that keeps no halves"
         return Finding("note", RULE, place, text, "Name it for the half it was given", source.file, line)
     return Finding("fault", RULE, place, f"needs the half that is meant, got {spelled}", FIX, source.file, line)
-
-
-def _line(source: Source, node: ast.AST) -> int:
-    at: ast.AST | None = node
-    while at is not None and not hasattr(at, "lineno"):
-        at = source.parents.get(at)
-    return int(getattr(at, "lineno", 0))
 
 
 def _attributes(source: Source, field: str) -> Iterator[ast.expr]:
@@ -135,7 +130,7 @@ def _formatted(source: Source, call: ast.Call) -> set[str]:
     return taken
 
 
-def _patterns(source: Source, field: str) -> Iterator[ast.AST]:
+def _patterns(source: Source, field: str) -> Iterator[ast.pattern]:
     for pattern in source.of(ast.MatchClass):
         if field in pattern.kwd_attrs:
             yield pattern
