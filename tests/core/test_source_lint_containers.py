@@ -59,6 +59,7 @@ def test_steps_under_another_name_are_a_fault(text: str) -> None:
     "text",
     [
         "class AcmeMultiStepDraftBackend:\n  pass",
+        "class AcmeDraftSteps:\n  def __init__(self, given): self.steps = given",
         "class Acme_Multi_Step_Backend(object):\n  pass",
         "class A:\n  class FaMultiStepBackend(ABC): pass",
         "from torch import nn\nclass FaMultistepBackend(nn.Module, Generic[T]): pass",

@@ -2,7 +2,8 @@
 
 In: what every module says of its classes. Out: a finding for each class that is a container and sets the list neither
 itself nor through a class it inherits from. A class is a container where it says so by one of three: its name
-(`...MultiStep...Backend`), a list of backends it makes, one a step, or a list `attn_backends` it reads from itself.
+(`...MultiStep...Backend`, `...DraftSteps`), a list of backends it makes, one a step, or a list `attn_backends` it reads
+from itself.
 
 Source: the draft decode containers of SGLang 0.5.23, which a factory stamps with `for child in backend.attn_backends`.
 
@@ -27,7 +28,7 @@ FIX: Final = "Expose the list of per-step backends as attn_backends, in step ord
 
 _LIST: Final = "attn_backends"
 _READS: Final = "it reads self.attn_backends"
-_NAME: Final = re.compile(r"multi_?steps?.*backend$", re.IGNORECASE)
+_NAME: Final = re.compile(r"multi_?steps?.*backend$|draft_?steps$", re.IGNORECASE)
 _STEPS: Final = re.compile(r"(^|_)(num_)?steps?($|_)", re.IGNORECASE)
 _BACKEND: Final = re.compile(r"backend", re.IGNORECASE)
 #: A class with one of these is called as a backend is: by this contract, or by SGLang's.
