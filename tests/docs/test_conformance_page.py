@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from backstamp.testing.conformance import CHECKS
-from backstamp.testing.conformance.attend import ACCURACY_FACTORS, LSE_TOLERANCE, TOLERANCES
 from backstamp.testing.conformance.row_cases import UNCHECKED_FEATURES
+from backstamp.testing.conformance.verdicts import ACCURACY_FACTORS, LSE_TOLERANCE, TOLERANCES
 from tests.documents import ROOT
 
 PAGE = (ROOT / "docs" / "conformance.md").read_text("utf-8")

@@ -10,24 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor
 
-from backstamp.attention import AttentionBackend, DraftContainer, GraphBackend, KVIndex, PagedKV, RaggedKV
+from backstamp.attention import AttentionBackend, Batch, DraftContainer, GraphBackend, KVIndex, PagedKV, RaggedKV
 from backstamp.testing.batches import MadeStep, make_batch, make_tree, split_new
 from backstamp.testing.conformance.cases import AttentionCase
+from backstamp.testing.conformance.replays import replay, synchronize
+from backstamp.testing.conformance.verdicts import Answer, wrong
 from backstamp.testing.reference import reference_attention
 
 __all__ = [
-    "ACCURACY_FACTORS",
     "DTYPES",
-    "Tolerance",
+    "answer_of_graph",
+    "answer_of_step",
+    "copy_step",
     "faults_of_graph",
     "faults_of_step",
+    "keys_of",
     "make_step",
+    "nan_lse",
+    "rows_of",
     "serve",
+    "shorter",
+    "truth_of",
     "wrong",
 ]
 
@@ -41,27 +49,6 @@ DTYPES: Final = {
 }
 
 
-class Tolerance(NamedTuple):
-    """An answer is right where |out - truth| <= absolute + relative * |truth|, and over all within `norm`.
-
-    `norm` is the relative error of the whole: where one number may be off by chance, all of them may not.
-    """
-
-    absolute: float
-    relative: float
-    norm: float
-
-
-#: Outputs are means of N(0, 1) values: at most about 4, rounded once in the query's dtype, from weights that a kernel
-#: may keep in that dtype too. Every kernel measured was within a third of these norms (bench/results).
-TOLERANCES: Final = {
-    "fp32": Tolerance(1e-4, 1e-4, 2e-5),
-    "fp16": Tolerance(8e-3, 8e-3, 1.5e-3),
-    "bf16": Tolerance(4e-2, 4e-2, 8e-3),
-}
-#: An accuracy class widens them: `exact` is held to them as they are, a query or a cache quantised inside is not.
-ACCURACY_FACTORS: Final = {"exact": 1.0, "fp8": 16.0, "int8": 16.0, "fp4": 64.0}
-LSE_TOLERANCE: Final = Tolerance(4e-3, 4e-3, 2e-3)
 _INDEX_TENSORS: Final = ("page_table", "kv_indptr", "kv_indices", "table", "row_ids")
 
 
@@ -116,7 +103,15 @@ def truth_of(case: AttentionCase, step: MadeStep, seed: int = 0) -> tuple[Tensor
     return reference_attention(step.q, step.kv, step.layer, replace(step.batch, index=index))
 
 
-def serve(backend: object, case: AttentionCase, step: MadeStep, state: object, *, lse: Tensor | None = None) -> Tensor:
+def serve(
+    backend: object,
+    case: AttentionCase,
+    step: MadeStep,
+    state: object,
+    *,
+    lse: Tensor | None = None,
+    indices: Tensor | None = None,
+) -> Tensor:
     """One layer's call, outputs preset to NaN; the answer has to be the tensor that was handed over."""
     part = cast("AttentionBackend[object]", backend)
     heads, (dk, dv) = case.heads[0], case.dims
@@ -125,7 +120,10 @@ def serve(backend: object, case: AttentionCase, step: MadeStep, state: object, *
     q, q_rope = step.q, None
     if case.rope_apart:
         q, q_rope = step.q[..., :dv], step.q[..., dv:dk]
-    answer = part.forward(q, kv, step.layer, state, out=out, lse=lse, new=new, q_rope=q_rope)
+    if indices is None:
+        answer = part.forward(q, kv, step.layer, state, out=out, lse=lse, new=new, q_rope=q_rope)
+    else:
+        answer = part.forward(q, kv, step.layer, state, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
     if answer is not out and answer.data_ptr() != out.data_ptr():
         raise AssertionError("forward answered another tensor than the `out` it was given")
     synchronize()
@@ -136,13 +134,25 @@ def faults_of_step(backend: object, case: AttentionCase, step: MadeStep, accurac
     """Plan and run a step, or the steps of a draft loop; what is wrong, empty where all is right."""
     if hasattr(backend, "attn_backends"):
         return _faults_of_loop(cast("DraftContainer[object]", backend), case, step, accuracy)
+    answer = answer_of_step(backend, case, step)
+    return wrong(answer.out, answer.truth, case, accuracy, lse=answer.lse, true_lse=answer.true_lse)
+
+
+def answer_of_step(backend: object, case: AttentionCase, step: MadeStep, calls: int = 1) -> Answer:
+    """Plan one step and run it, `calls` times over as layers do; what it came to beside the truth."""
     state = cast("AttentionBackend[object]", backend).plan(step.batch)
-    tokens, heads = step.batch.num_tokens, case.heads[0]
-    # any strides: heads first
-    lse = step.q.new_full((heads, tokens), float("nan"), dtype=torch.float32).t() if case.lse else None
-    out = serve(backend, case, step, state, lse=lse)
+    lse = nan_lse(case, step)
+    for _ in range(calls):
+        out = serve(backend, case, step, state, lse=lse)
     truth, true_lse = truth_of(case, step)
-    return wrong(out, truth, case, accuracy, lse=lse, true_lse=true_lse)
+    return Answer(out, truth, lse, true_lse)
+
+
+def nan_lse(case: AttentionCase, step: MadeStep) -> Tensor | None:
+    """Where LSE goes, `[T, Hq]` of any strides: heads first; None where it is not asked for."""
+    if not case.lse:
+        return None
+    return step.q.new_full((case.heads[0], step.batch.num_tokens), float("nan"), dtype=torch.float32).t()
 
 
 def _faults_of_loop(container: DraftContainer[object], case: AttentionCase, step: MadeStep, accuracy: str) -> str:
@@ -164,34 +174,39 @@ def _faults_of_loop(container: DraftContainer[object], case: AttentionCase, step
 
 def faults_of_graph(backend: object, case: AttentionCase, step: MadeStep, accuracy: str = "exact") -> str:
     """Capture a step in a CUDA graph and replay it over another's numbers, pages and shorter rows, in place."""
+    answer = answer_of_graph(backend, case, step)
+    return wrong(answer.out, answer.truth, case, accuracy, lse=None, true_lse=answer.true_lse)
+
+
+def answer_of_graph(backend: object, case: AttentionCase, step: MadeStep, max_kv_len: int | None = None) -> Answer:
+    """What the replay came to; `max_kv_len` is the bound its graph is recorded for, the step's own where None."""
     part = cast("GraphBackend[object]", backend)
     other = make_step(case, str(step.q.device), seed=1)
-    if hasattr(backend, "init_graphs"):
-        part.init_graphs(step.batch.num_rows, step.batch.num_tokens)
+    recorded = step.batch if max_kv_len is None else replace(step.batch, max_kv_len=max_kv_len)
+    again, lens = shorter(recorded, case)
     out = torch.zeros(step.batch.num_tokens, case.heads[0], case.dims[1], dtype=step.q.dtype, device=step.q.device)
-    state = part.plan(step.batch, capture=True)
-    part.forward(step.q, step.kv, step.layer, state, out=out)
-    synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        if hasattr(backend, "replan"):
-            part.replan(state)
-        part.forward(step.q, step.kv, step.layer, state, out=out)
+
+    def change() -> Batch:
+        copy_step(step, other, lens)
+        return again
+
+    replay(part, recorded, lambda state: part.forward(step.q, step.kv, step.layer, state, out=out), change, out)
+    index = make_step(case, "cpu", seed=1).batch.index
+    truth, true_lse = reference_attention(step.q, step.kv, step.layer, replace(again, index=index))
+    return Answer(out, truth, None, true_lse)
+
+
+def shorter(batch: Batch, case: AttentionCase) -> tuple[Batch, Tensor]:
+    """The batch of a later step of the same graph, whose rows have fewer keys, and their number on the host."""
     lens = torch.tensor([max(q, kv - 9) for q, kv in case.rows], dtype=torch.int32)
+    return replace(batch, kv_lens_host=lens if case.host_lens else None), lens
+
+
+def copy_step(step: MadeStep, other: MadeStep, lens: Tensor) -> None:
+    """Write what changes from step to step where it lies: queries, the cache and its index, the lengths of rows."""
     for mine, theirs in _tensors_of(step, other):
         mine.copy_(theirs)
     step.batch.kv_lens.copy_(lens)
-    again = replace(step.batch, kv_lens_host=lens if case.host_lens else None)
-    part.plan(again, state=state)
-    out.zero_()
-    # what a plan dropped is written over before a graph that still reads it runs
-    spoilt = [torch.full_like(out, float("nan")) for _ in range(64)]
-    graph.replay()
-    synchronize()
-    del spoilt
-    index = make_step(case, "cpu", seed=1).batch.index
-    truth, true_lse = reference_attention(step.q, step.kv, step.layer, replace(again, index=index))
-    return wrong(out, truth, case, accuracy, lse=None, true_lse=true_lse)
 
 
 def _tensors_of(step: MadeStep, other: MadeStep) -> list[tuple[Tensor, Tensor]]:
@@ -200,61 +215,6 @@ def _tensors_of(step: MadeStep, other: MadeStep) -> list[tuple[Tensor, Tensor]]:
     pairs += [(step.kv.v, other.kv.v)]
     pairs += [(getattr(step.batch.index, name), getattr(other.batch.index, name)) for name in _INDEX_TENSORS]
     return [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
-
-
-def synchronize() -> None:
-    """Let a fault of a GPU show where it happened."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def wrong(
-    out: Tensor, truth: Tensor, case: AttentionCase, accuracy: str, *, lse: Tensor | None, true_lse: Tensor
-) -> str:
-    """What is wrong with an answer: its first token that is no number, or that is off, and by how much."""
-    got = out.double().cpu()
-    if not bool(torch.isfinite(got).all()):
-        tokens = (~torch.isfinite(got)).any(-1).any(-1).nonzero().flatten().tolist()
-        return f"output is not finite in token {tokens[0]} and {len(tokens) - 1} more: {_of_token(case, tokens[0])}"
-    if accuracy not in ACCURACY_FACTORS:
-        return f"accuracy class {accuracy!r} has no bound; those that have are {', '.join(ACCURACY_FACTORS)}"
-    factor = ACCURACY_FACTORS[accuracy]
-    bound = TOLERANCES[case.dtype]
-    words = _off(got, truth, bound, factor, case, "output")
-    if words or lse is None:
-        return words
-    seen = torch.isfinite(true_lse)
-    logs = lse.double().cpu()
-    if bool((logs[~seen] != float("-inf")).any()):
-        return "LSE needs -inf where a token sees no key, got another number"
-    return _off(logs[seen], true_lse[seen], LSE_TOLERANCE, factor, case, "LSE")
-
-
-def _off(got: Tensor, truth: Tensor, bound: Tolerance, factor: float, case: AttentionCase, what: str) -> str:
-    if not got.numel():
-        return ""
-    error = (got - truth).abs()
-    allowed = factor * (bound.absolute + bound.relative * truth.abs())
-    # a token off everywhere by less than one number may be, is off
-    norm = float(error.norm() / truth.norm().clamp_min(1e-9))
-    if bool((error <= allowed).all()) and norm <= factor * bound.norm:
-        return ""
-    token = int((error - allowed).flatten(1).amax(1).argmax()) if got.dim() > 1 else int((error - allowed).argmax())
-    where = _of_token(case, token) if what == "output" else f"entry {token}"
-    return (
-        f"{what} is off by {float(error.max()):.1e} at most, {norm:.1e} of the whole (allowed "
-        f"{factor * bound.norm:.1e}), most in {where}"
-    )
-
-
-def _of_token(case: AttentionCase, token: int) -> str:
-    """Which row a token is of."""
-    first = 0
-    for row, (q_len, kv_len) in enumerate(case.rows):
-        if token < first + q_len:
-            return f"row {row}, query {token - first} of {q_len}, {kv_len} keys"
-        first += q_len
-    return f"token {token}, of no row"
 
 
 def rows_of(step: MadeStep, rows: Sequence[int]) -> MadeStep:

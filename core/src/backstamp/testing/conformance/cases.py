@@ -41,6 +41,7 @@ class AttentionCase:
         rope_apart: the rotary part of an absorbed query comes as `q_rope`.
         pad_tokens: query tokens at the end that belong to no row.
         words: situations of `backstamp.declarations.SITUATIONS` the launch has beside what its phase brings.
+        asks: what an operator asks of the kernel's insides, (field of `Requests`, value).
     """
 
     name: str
@@ -70,6 +71,7 @@ class AttentionCase:
     token_rows: bool = False
     graph: bool = False
     words: frozenset[str] = frozenset()
+    asks: tuple[tuple[str, str], ...] = ()
 
     @property
     def latent(self) -> bool:

@@ -19,7 +19,7 @@ from backstamp.testing.conformance.cases import AttentionCase
 if TYPE_CHECKING:
     from backstamp.testing.batches import CacheForm, IndexForm, TreeKind
 
-__all__ = ["UNCHECKED_FEATURES", "base_case", "cases_of"]
+__all__ = ["UNCHECKED_FEATURES", "base_case", "cases_of", "dims_of", "dtypes_of", "is_excluded"]
 
 #: Features no reference of ours computes; they are told as skipped, never taken for right.
 UNCHECKED_FEATURES: Final = frozenset(
@@ -36,7 +36,7 @@ _PAGES: Final = (1, 16, 64)
 def cases_of(offer: Offer) -> tuple[AttentionCase, ...]:
     """Every case of a row, phase by phase; none of what it excludes."""
     every = [case for phase in PHASES if phase in offer.all_phases for case in _of_phase(offer, phase)]
-    return tuple(case for case in every if not _is_excluded(offer, case))
+    return tuple(case for case in every if not is_excluded(offer, case.said, graph=case.graph))
 
 
 def base_case(offer: Offer, phase: Phase) -> AttentionCase:
@@ -48,9 +48,9 @@ def base_case(offer: Offer, phase: Phase) -> AttentionCase:
         rows=_rows(offer, phase, page),
         family=offer.family,
         heads=_heads(offer),
-        dims=_dims(offer)[0],
+        dims=dims_of(offer)[0],
         page_size=page,
-        dtype=_dtypes(offer)[0],
+        dtype=dtypes_of(offer)[0],
         kv_dtype="same" if "same" in offer.kv_dtypes else min(offer.kv_dtypes),
         index_form=next((form for form in _INDEX_FORMS if form in offer.index_forms), "page_table"),
         cache_form="latent" if offer.family in ("mla", "sparse_mla", "csa") else "nhd",
@@ -85,11 +85,11 @@ def _of_phase(offer: Offer, phase: Phase) -> Iterator[AttentionCase]:
 
 
 def _of_types(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
-    for dtype in _dtypes(offer)[1:]:
+    for dtype in dtypes_of(offer)[1:]:
         yield replace(base, name=dtype, dtype=dtype)
     for dtype in sorted(offer.kv_dtypes - {base.kv_dtype, "same"}):
         yield replace(base, name=f"cache of {dtype}", kv_dtype=dtype)
-    for dims in _dims(offer)[1:]:
+    for dims in dims_of(offer)[1:]:
         yield replace(base, name=f"head dims {dims[0]}/{dims[1]}", dims=dims)
     for heads in _more_heads(offer, base):
         yield replace(base, name=f"{heads[0]}/{heads[1]} heads", heads=heads)
@@ -159,12 +159,12 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
             yield replace(base, name="tree mask in a window", tree="qlen", window=_WINDOW)
 
 
-def _is_excluded(offer: Offer, case: AttentionCase) -> bool:
-    said = case.said
+def is_excluded(offer: Offer, said: frozenset[str], *, graph: bool) -> bool:
+    """Whether a row says that it does not serve what is said together, or not in a graph."""
     if any(set(words.split("+")) <= said for words in offer.excludes):
         return True
     levels = [level for words, level in offer.graph_under.items() if set(words.split("+")) <= said]
-    return case.graph and "never" in levels
+    return graph and "never" in levels
 
 
 def _rows(offer: Offer, phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
@@ -204,12 +204,12 @@ def _pages(offer: Offer) -> tuple[int, ...]:
     return tuple(dict.fromkeys((first, *sorted(more))))
 
 
-def _dtypes(offer: Offer) -> tuple[str, ...]:
+def dtypes_of(offer: Offer) -> tuple[str, ...]:
     """The row's dtypes, the one that shows most first."""
     return tuple(dtype for dtype in ("fp32", "bf16", "fp16") if dtype in offer.dtypes)
 
 
-def _dims(offer: Offer) -> tuple[tuple[int, int], ...]:
+def dims_of(offer: Offer) -> tuple[tuple[int, int], ...]:
     """The row's head dims, 64 or 128 first, and three unlike ones where it takes any."""
     if "any" in offer.head_dims:
         return ((64, 64), (128, 128), (80, 80), (96, 64))

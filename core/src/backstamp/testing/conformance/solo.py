@@ -9,7 +9,7 @@ be planned like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -29,17 +29,25 @@ from backstamp.resolution import resolve
 from backstamp.testing.conformance.cases import AttentionCase
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 
-__all__ = ["Solo"]
+__all__ = ["COMPANION", "KEY", "NUM_STEPS", "Alone", "Solo", "asked_by", "companion_of", "load_alone"]
 
-_COMPANION: Final = "conformance-companion"
-_KEY: Final = "conformance"
+COMPANION: Final = "conformance-companion"
+KEY: Final = "conformance"
+#: Words of a launch, and the field of `Requests` that makes each true.
+_ASKED: Final[Mapping[str, tuple[str, object]]] = {
+    "deterministic": ("deterministic", True),
+    "training": ("training", True),
+    "tp": ("tp_size", 2),
+    "dcp": ("dcp_size", 2),
+    "chunked_prefill": ("chunked_prefill_size", 64),
+}
 #: Steps of a draft loop under test: two, so that it has a container and a second step.
-_NUM_STEPS: Final = 3
+NUM_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solo:
-    """One row of a plugin on one host."""
+class Alone:
+    """One row of a plugin on one host, of either slot."""
 
     found: Found
     offer: Offer
@@ -49,6 +57,33 @@ class Solo:
     def interpreted(self) -> bool:
         """Whether Triton's interpreter stands for the GPU this row is for."""
         return self.host.triton_interpreter and self.host.device == "cpu" != self.offer.device != "any"
+
+    @property
+    def key(self) -> str:
+        """What an operator types for this row and no other."""
+        return f"{self.found.plugin.distribution}:{KEY}"
+
+    def catalogue(self, others: Iterable[Phase], companions: Sequence[Offer]) -> Catalogue:
+        """The row behind a key of its own, the companion in the `others` of its slot's phases."""
+        by_phase = dict.fromkeys(others, (companions[0].kernel,))
+        alias = Alias(key=KEY, kernels=(self.offer.kernel,), by_phase=by_phase, slot=self.offer.slot)
+        # the plugin's own keys stay known, so that a leaf that answers one is told so
+        declared = Declared(offers=(self.offer,), aliases=(alias, *self.found.declared.aliases))
+        # one row is not what `backstamp.json` says: the declarations check holds that, with all of them
+        alone = replace(self.found, declared=declared, origin=f"one row of {self.found.origin}")
+        return catalogue_of(alone, fake_plugin(COMPANION, companions))
+
+
+def load_alone(row: Row, catalogue: Catalogue) -> Factory:
+    """The row's real factory, and a recording one for a companion."""
+    if row.plugin.name == COMPANION:
+        return recording_factory(row, catalogue)
+    return load_factory(row, catalogue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solo(Alone):
+    """One attention row of a plugin on one host."""
 
     def plan(self, case: AttentionCase) -> Plan:
         """Resolve the case with this row behind its phase.
@@ -65,7 +100,7 @@ class Solo:
         )
         role: Role = "draft" if case.phase.startswith("draft") else "target"
         launch = make_launch(Requests(**self._asked(case)), role=role)  # type: ignore[arg-type]
-        return resolve(launch, engine, case.model(), self.host, self._catalogue(case.phase), role=role)
+        return resolve(launch, engine, case.model(), self.host, self._catalogue(case), role=role)
 
     def build(self, case: AttentionCase, plan: Plan, layer: LayerSpec, num_pages: int) -> RunnerBackends:
         """Build the plan for one layer.
@@ -75,7 +110,7 @@ class Solo:
         """
         tokens = sum(q for q, _ in case.rows) + case.pad_tokens
         # each step of a draft loop sees a token more
-        longest = max((kv for _, kv in case.rows), default=0) + _NUM_STEPS
+        longest = max((kv for _, kv in case.rows), default=0) + NUM_STEPS
         runner = RunnerShape(
             device=torch_device(plan.device),
             layers=(layer,),
@@ -84,11 +119,11 @@ class Solo:
             max_pages=max(8, num_pages),
             max_kv_len=max(64, longest),
         )
-        return build(plan, runner, self._catalogue(case.phase), load=self._load)
+        return build(plan, runner, self._catalogue(case), load=load_alone)
 
     def _asked(self, case: AttentionCase) -> Mapping[str, object]:
-        key = f"{self.found.plugin.distribution}:{_KEY}"
-        asked: dict[str, object] = {"attention_backend": key, "draft_attention_backend": key}
+        key = self.key
+        asked: dict[str, object] = {"attention_backend": key, "draft_attention_backend": key, **dict(case.asks)}
         asked["page_size"] = case.page_size
         if case.kv_dtype != "same":
             names = {canonical: name for name, canonical in self.offer.kv_dtype_names.items()}
@@ -96,40 +131,25 @@ class Solo:
         if case.phase == "verify":
             asked["verify_attention_backend"] = key
         if "spec" in case.said or "topk" in case.said:
-            asked |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": _NUM_STEPS}
+            asked |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": NUM_STEPS}
             asked["speculative_topk"] = 2 if "topk" in case.said else 1
-        for word, name, value in (
-            ("deterministic", "deterministic", True),
-            ("training", "training", True),
-            ("tp", "tp_size", 2),
-            ("dcp", "dcp_size", 2),
-            ("chunked_prefill", "chunked_prefill_size", 64),
-        ):
-            if word in case.words:
-                asked[name] = value
-        return asked
+        return asked | asked_by(case.words)
 
-    def _catalogue(self, phase: Phase) -> Catalogue:
-        """The row behind a key of its own in one phase, the companion in the others."""
-        others = {other: (_COMPANION,) for other in PHASES if other != phase}
-        alias = Alias(key=_KEY, kernels=(self.offer.kernel,), by_phase=others)
-        # the plugin's own keys stay known, so that a leaf that answers one is told so
-        declared = Declared(offers=(self.offer,), aliases=(alias, *self.found.declared.aliases))
-        companion = fake_plugin(_COMPANION, (_companion_of(self.offer),))
-        # one row is not what `backstamp.json` says: the declarations check holds that, with all of them
-        alone = replace(self.found, declared=declared, origin=f"one row of {self.found.origin}")
-        return catalogue_of(alone, companion)
-
-    def _load(self, row: Row, catalogue: Catalogue) -> Factory:
-        if row.offer.kernel == _COMPANION:
-            return recording_factory(row, catalogue)
-        return load_factory(row, catalogue)
+    def _catalogue(self, case: AttentionCase) -> Catalogue:
+        # what is asked of a kernel's insides is a conflict where another kernel serves a phase
+        others = () if case.asks else [other for other in PHASES if other != case.phase]
+        return self.catalogue(others, (companion_of(self.offer),))
 
 
-def _companion_of(offer: Offer) -> Offer:
+def asked_by(words: frozenset[str]) -> dict[str, object]:
+    """The requests that make these words of `SITUATIONS` true of a launch."""
+    return {name: value for word, (name, value) in _ASKED.items() if word in words}
+
+
+def companion_of(offer: Offer) -> Offer:
     """A row that takes all that this one does, and all else."""
     return Offer(
-        kernel=_COMPANION,
+        kernel=COMPANION,
         factory="conformance_companion.backend:build",
         family=offer.family,
         device="any",
