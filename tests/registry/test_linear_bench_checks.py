@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def checks(monkeypatch: pytest.MonkeyPatch):
 def small(checks, phase: str, name: str, family: str = "gdn"):
     """One of the shared cases with fewer, narrower heads."""
     found = next(of for of in checks.CASES if (of.family, of.phase, of.name) == (family, phase, name))
-    return found._replace(heads=(1, 2), dims=(16, 32))
+    return replace(found, heads=(1, 2), dims=(16, 32))
 
 
 CASES = [
