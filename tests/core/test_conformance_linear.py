@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backstamp.errors import UnsupportedBatch
+from backstamp.errors import FactoryFailed, UnsupportedBatch
 from backstamp.linear_contract import ComputedGates
 from backstamp.testing.conformance.linear_cases import LinearCase
 from backstamp.testing.conformance.linear_numerics import linear_numeric_jobs
@@ -348,3 +348,15 @@ def test_what_a_row_excludes_is_not_asked_of_it() -> None:
     assert {case.phase for case in drafts} == {"prefill", "decode"}
     never = linear_cases_of(replace(NATIVE_GDN, graph="any", graph_under={"spec": "never"}))
     assert {case.phase for case in never if case.graph} == {"decode"}
+
+
+def test_a_row_that_never_builds_is_told_once(monkeypatch) -> None:
+    """Not in each of its seventy cases."""
+
+    def broken(self, request) -> None:
+        raise ImportError("libkernel.so is missing")
+
+    monkeypatch.setattr(TorchNativeLinear, "__init__", broken)
+    (job,) = linear_numeric_jobs(native(NATIVE_GDN))
+    with pytest.raises(FactoryFailed, match=r"libkernel\.so is missing"):
+        job.run()

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from backstamp.errors import UnsupportedBatch
+from backstamp.errors import FactoryFailed, UnsupportedBatch
 from backstamp.testing.conformance.sparse_cases import sparse_cases_of
 from backstamp.testing.conformance.sparse_numerics import sparse_numeric_jobs
 from backstamp.testing.conformance.subject import Job, Skipped, subjects_of
@@ -275,3 +275,15 @@ def test_a_dense_answer_is_no_sparse_one(monkeypatch) -> None:
 
     monkeypatch.setattr(ReferenceKernel, "attend", attend)
     assert "output is off" in run(SPARSE, "decode, 1 of the keys")
+
+
+def test_a_row_that_never_builds_is_told_once(monkeypatch) -> None:
+    """Not in each of its cases."""
+
+    def broken(self, request) -> None:
+        raise ImportError("libkernel.so is missing")
+
+    monkeypatch.setattr(ReferenceKernel, "__init__", broken)
+    (job,) = sparse_numeric_jobs(subject_of(SPARSE))
+    with pytest.raises(FactoryFailed, match=r"libkernel\.so is missing"):
+        job.run()

@@ -17,7 +17,7 @@ from backstamp.model import LINEAR_FAMILIES
 from backstamp.testing.conformance.linear_cases import LinearCase
 from backstamp.testing.conformance.linear_row_cases import LINEAR_PHASES, linear_base_case, linear_cases_of, ways_of
 from backstamp.testing.conformance.linear_solo import LinearSolo
-from backstamp.testing.conformance.refusals import faults_of_ways
+from backstamp.testing.conformance.refusals import faults_of_ways, never_builds
 from backstamp.testing.conformance.row_cases import UNCHECKED_FEATURES
 from backstamp.testing.conformance.subject import Job, Skipped, Subject
 
@@ -38,6 +38,10 @@ def linear_numeric_jobs(subject: Subject) -> Iterator[Job]:
         if reason:
             yield Job("numerics", name, partial(_skip, reason))
             continue
+        cause = never_builds(ways_of(_first_case(alone)), alone.build)
+        if cause is not None:
+            yield Job("numerics", f"{name}: build", partial(_raise, cause), _FIX)
+            continue
         for case in linear_cases_of(offer):
             yield Job("numerics", f"{name}: {case.phase}, {case.name}", partial(_faults, alone, case), _FIX)
         for feature in sorted(offer.features & UNCHECKED_FEATURES):
@@ -52,13 +56,18 @@ def _runs_here(solo: LinearSolo) -> str:
     offer = solo.offer
     if offer.family not in _FAMILIES:
         return f"the kit has no reference for {offer.family}"
-    phases = [phase for phase in LINEAR_PHASES if phase in offer.phases]
+    if not offer.phases & set(LINEAR_PHASES):
+        return "it serves no phase of the slot"
     try:
-        for phase in phases[:1]:
-            solo.plan(linear_base_case(offer, phase))
+        solo.plan(_first_case(solo))
     except BackstampError as refused:
         return f"needs {refused.needed}, got {refused.found}"
-    return "" if phases else "it serves no phase of the slot"
+    return ""
+
+
+def _first_case(solo: LinearSolo) -> LinearCase:
+    offer = solo.offer
+    return linear_base_case(offer, next(phase for phase in LINEAR_PHASES if phase in offer.phases))
 
 
 def _faults(solo: LinearSolo, case: LinearCase) -> str:
@@ -78,6 +87,10 @@ def _faults_of_way(solo: LinearSolo, case: LinearCase) -> str:
     made = linear_attend.make_linear_case(case, device)
     run = linear_attend.outcome_of_graph if case.graph else linear_attend.outcome_of
     return linear_attend.wrong_linear(run(backend, case, made), case, solo.offer.accuracy)
+
+
+def _raise(cause: Exception) -> str:
+    raise cause
 
 
 def _skip(reason: str) -> str:

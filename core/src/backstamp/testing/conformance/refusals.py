@@ -1,4 +1,4 @@
-"""What a refusal at call time means to the kit: the row does not do what it declares, or what nobody can declare.
+"""What a refusal means to the kit: the row does not do what it declares, or what nobody can declare, or never builds.
 
 In: the ways a case may be run, how to run one, and whether a declaration could have said that it is served. Out: what
 is wrong, or a `Skipped` with the kernel's own words. It never takes a refusal for an answer.
@@ -14,7 +14,7 @@ from typing import TypeVar
 from backstamp.errors import UnsupportedBatch
 from backstamp.testing.conformance.subject import Skipped
 
-__all__ = ["faults_of_ways"]
+__all__ = ["faults_of_ways", "never_builds"]
 
 Way = TypeVar("Way")
 
@@ -43,3 +43,21 @@ def faults_of_ways(ways: Iterable[Way], run: Callable[[Way], str], *, optional: 
     if optional:
         raise Skipped(f"refused, and no declaration has a word for it: {words}")
     return f"refused when it was called: {words}"
+
+
+def never_builds(ways: Iterable[Way], build: Callable[[Way], object]) -> Exception | None:
+    """Why a row's plainest case cannot be built at all: told once, not in each of its cases.
+
+    A case that is refused in words, or that the kit cannot make, has a job of its own that says so.
+    """
+    for way in ways:
+        try:
+            build(way)
+        except UnsupportedBatch:
+            continue
+        except Skipped:
+            return None
+        except Exception as cause:
+            return cause
+        return None
+    return None

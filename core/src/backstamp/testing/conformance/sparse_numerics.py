@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from backstamp.declarations import PHASES
+from backstamp.device_check import torch_device
 from backstamp.errors import BackstampError
 from backstamp.stamp import parts_of, read_stamp
-from backstamp.testing.conformance.refusals import faults_of_ways
+from backstamp.testing.conformance.refusals import faults_of_ways, never_builds
 from backstamp.testing.conformance.solo import Solo
 from backstamp.testing.conformance.sparse_cases import (
     SPARSE_FAMILIES,
@@ -25,6 +26,9 @@ from backstamp.testing.conformance.sparse_cases import (
     sparse_ways_of,
 )
 from backstamp.testing.conformance.subject import Job, Skipped, Subject
+
+if TYPE_CHECKING:
+    from backstamp.testing.conformance.sparse_attend import SparseStep
 
 __all__ = ["sparse_numeric_jobs"]
 
@@ -46,6 +50,10 @@ def sparse_numeric_jobs(subject: Subject) -> Iterator[Job]:
         if reason:
             yield Job("numerics", name, partial(_skip, reason))
             continue
+        cause = never_builds(sparse_ways_of(_first_case(solo)), partial(_built, solo))
+        if cause is not None:
+            yield Job("numerics", f"{name}: build", partial(_raise, cause), _FIX)
+            continue
         for case in sparse_cases_of(offer):
             yield Job("numerics", f"{name}: {case.phase}, {case.name}", partial(_faults, solo, case), _FIX)
         for feature in sorted(offer.features - _KNOWN[offer.family]):
@@ -55,13 +63,18 @@ def sparse_numeric_jobs(subject: Subject) -> Iterator[Job]:
 
 def _runs_here(solo: Solo) -> str:
     """Why this machine cannot run a row at all, or an empty string."""
-    phases = [phase for phase in PHASES if phase in solo.offer.all_phases]
+    if not solo.offer.all_phases:
+        return "it serves no phase"
     try:
-        for phase in phases[:1]:
-            solo.plan(sparse_base_case(solo.offer, phase))
+        solo.plan(_first_case(solo))
     except BackstampError as refused:
         return f"needs {refused.needed}, got {refused.found}"
-    return "" if phases else "it serves no phase"
+    return ""
+
+
+def _first_case(solo: Solo) -> SparseCase:
+    offer = solo.offer
+    return sparse_base_case(offer, next(phase for phase in PHASES if phase in offer.all_phases))
 
 
 def _faults(solo: Solo, case: SparseCase) -> str:
@@ -74,7 +87,14 @@ def _faults(solo: Solo, case: SparseCase) -> str:
 
 
 def _faults_of_way(solo: Solo, case: SparseCase) -> str:
-    from backstamp.device_check import torch_device
+    from backstamp.testing.conformance import sparse_attend
+
+    backend, made = _built(solo, case)
+    return sparse_attend.faults_of_sparse(backend, case, made, solo.offer.accuracy)
+
+
+def _built(solo: Solo, case: SparseCase) -> tuple[object, SparseStep]:
+    """The stamped backend of a case's phase, with the step it is to serve."""
     from backstamp.testing.conformance import sparse_attend
 
     plan = solo.plan(case)
@@ -83,7 +103,11 @@ def _faults_of_way(solo: Solo, case: SparseCase) -> str:
     backend = built.serving_attention_backend(case.phase)
     for part in parts_of(backend):
         assert read_stamp(part).kernel == solo.offer.kernel
-    return sparse_attend.faults_of_sparse(backend, case, made, solo.offer.accuracy)
+    return backend, made
+
+
+def _raise(cause: Exception) -> str:
+    raise cause
 
 
 def _skip(reason: str) -> str:
