@@ -11,13 +11,16 @@ import torch
 
 from backstamp.errors import FactoryFailed, UnsupportedBatch
 from backstamp.linear_contract import ComputedGates
+from backstamp.testing.conformance import linear_attend
 from backstamp.testing.conformance.linear_cases import LinearCase
 from backstamp.testing.conformance.linear_numerics import linear_numeric_jobs
 from backstamp.testing.conformance.linear_row_cases import linear_cases_of, ways_of
+from backstamp.testing.conformance.linear_solo import LinearSolo
 from backstamp.testing.conformance.subject import Job, Skipped, Subject, subjects_of
 from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.plugin import NATIVE_GDN
 from backstamp_linear_attn.plugin import FLASHINFER_ROWS, ROWS_GDN
+from backstamp_linear_attn.rows import TritonRows
 
 REAL_PLAN, REAL_FORWARD = TorchNativeLinear.plan, TorchNativeLinear.forward
 
@@ -360,3 +363,29 @@ def test_a_row_that_never_builds_is_told_once(monkeypatch) -> None:
     (job,) = linear_numeric_jobs(native(NATIVE_GDN))
     with pytest.raises(FactoryFailed, match=r"libkernel\.so is missing"):
         job.run()
+
+
+def as_recorded(backend, batch, run, change, out) -> None:
+    """What `replay` does, without a graph: the same calls, one after the other."""
+    state = backend.plan(batch, capture=True)
+    run(state)
+    backend.plan(change(), state=state)
+    run(state)
+
+
+@pytest.mark.parametrize("phase", ["decode", "verify"])
+def test_a_replayed_step_is_held_against_the_step_it_was_given(phase: str, monkeypatch) -> None:
+    """Its rows lie elsewhere than those that were recorded; a kernel that keeps the old slots is told."""
+    monkeypatch.setattr(linear_attend, "replay", as_recorded)
+    (subject,) = subjects_of("backstamp-linear-attn")
+    solo = LinearSolo(found=subject.found, offer=ROWS_GDN, host=subject.host)
+    case = next(case for case in linear_cases_of(ROWS_GDN) if case.graph and case.phase == phase)
+
+    def told() -> str:
+        backend, device = solo.build(case)
+        made = linear_attend.make_linear_case(case, device)
+        return linear_attend.wrong_linear(linear_attend.outcome_of_graph(backend, case, made), case)
+
+    assert told() == ""
+    monkeypatch.setattr(TritonRows, "_refresh", lambda self, state, fresh: state)
+    assert "not finite" in told()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from backstamp.errors import FactoryFailed, UnsupportedBatch
+from backstamp.testing.conformance import sparse_attend
 from backstamp.testing.conformance.sparse_cases import sparse_cases_of
 from backstamp.testing.conformance.sparse_numerics import sparse_numeric_jobs
 from backstamp.testing.conformance.subject import Job, Skipped, subjects_of
@@ -287,3 +288,29 @@ def test_a_row_that_never_builds_is_told_once(monkeypatch) -> None:
     (job,) = sparse_numeric_jobs(subject_of(SPARSE))
     with pytest.raises(FactoryFailed, match=r"libkernel\.so is missing"):
         job.run()
+
+
+def as_recorded(backend, batch, run, change, out) -> None:
+    """What `replay` does, without a graph: the same calls, one after the other."""
+    state = backend.plan(batch, capture=True)
+    run(state)
+    backend.plan(change(), state=state)
+    run(state)
+
+
+def test_a_replayed_step_is_held_against_the_step_it_was_given(monkeypatch) -> None:
+    """Other numbers, pages and choices in shorter rows; a kernel that keeps the recorded lengths is told."""
+    monkeypatch.setattr(sparse_attend, "replay", as_recorded)
+    offer = replace(SPARSE, graph="any", plan="device")
+    case = next(case for case in sparse_cases_of(offer) if case.graph and case.phase == "decode")
+    ((_, solo),) = subject_of(offer).solos
+
+    def told() -> str:
+        made = sparse_attend.make_sparse_step(case, "cpu")
+        built = solo.build(case, solo.plan(case), made.step.layer, made.step.kv.k.shape[0])
+        return sparse_attend.faults_of_sparse(built.serving_attention_backend("decode"), case, made)
+
+    assert told() == ""
+    keep = lambda batch: replace(batch, kv_lens=batch.kv_lens.clone())  # noqa: E731
+    monkeypatch.setattr(ReferenceKernel, "plan", lambda *given, **named: keep(REAL_PLAN(*given, **named)))
+    assert told() != ""
