@@ -21,7 +21,7 @@ from backstamp.testing.conformance.refusals import faults_of_ways, never_builds
 from backstamp.testing.conformance.row_cases import UNCHECKED_FEATURES
 from backstamp.testing.conformance.subject import Job, Skipped, Subject
 
-__all__ = ["linear_numeric_jobs"]
+__all__ = ["linear_numeric_jobs", "linear_runs_here"]
 
 _FAMILIES: Final = frozenset({"gdn", "kda"})
 _FIX: Final = "Correct the kernel, or do not declare it"
@@ -34,7 +34,7 @@ def linear_numeric_jobs(subject: Subject) -> Iterator[Job]:
         if offer.family not in LINEAR_FAMILIES:
             continue
         alone = LinearSolo(found=solo.found, offer=offer, host=solo.host)
-        reason = _runs_here(alone)
+        reason = linear_runs_here(alone)
         if reason:
             yield Job("numerics", name, partial(_skip, reason))
             continue
@@ -51,7 +51,7 @@ def linear_numeric_jobs(subject: Subject) -> Iterator[Job]:
             yield Job("numerics", f"{name}: states {layout}", partial(_skip, f"the kit knows no states {layout!r}"))
 
 
-def _runs_here(solo: LinearSolo) -> str:
+def linear_runs_here(solo: LinearSolo) -> str:
     """Why this machine, or the kit, cannot run a row at all, or an empty string."""
     offer = solo.offer
     if offer.family not in _FAMILIES:

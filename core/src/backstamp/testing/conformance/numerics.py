@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from backstamp.errors import BackstampError
-from backstamp.model import LINEAR_FAMILIES
 from backstamp.stamp import parts_of, read_stamp
 from backstamp.testing.conformance.cases import AttentionCase
 from backstamp.testing.conformance.row_cases import UNCHECKED_FEATURES, base_case, cases_of
@@ -50,8 +49,8 @@ def refused_here(solo: Solo) -> str:
     """Why the resolver gives a row no work on this machine, or an empty string."""
     offer = solo.offer
     phases = [phase for phase in ("prefill", "decode", "verify") if phase in offer.phases]
-    if offer.family in LINEAR_FAMILIES or not phases:
-        return ""
+    if not phases:
+        return "it serves no phase of a target"
     try:
         solo.plan(base_case(offer, phases[0]))
     except BackstampError as refused:
@@ -65,7 +64,7 @@ def runs_here(solo: Solo) -> str:
     That it does not build is the stamps check's to say; two hundred findings more would say it again.
     """
     reason = refused_here(solo)
-    if reason or solo.offer.family not in DENSE_FAMILIES:
+    if reason:
         return reason
     phase = next(phase for phase in ("prefill", "decode", "verify") if phase in solo.offer.phases)
     try:

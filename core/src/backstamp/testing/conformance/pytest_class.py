@@ -65,10 +65,10 @@ class PluginConformance:
         """Nothing ran is no pass: a kernel that no test met may be anything."""
         import pytest
 
-        from backstamp.testing.conformance.numerics import runs_here
         from backstamp.testing.conformance.subject import subjects_of
+        from backstamp.testing.conformance.suite import reasons_not_here
 
-        reasons = [runs_here(solo) for subject in subjects_of(self.distribution) for _, solo in subject.solos]
+        reasons = [reason for subject in subjects_of(self.distribution) for reason in reasons_not_here(subject)]
         if all(reasons) and (not self.checks or "numerics" in self.checks):
             told = "; ".join(dict.fromkeys(reasons)) or "it declares no row"
             pytest.fail(f"no kernel of {self.distribution} runs on this machine: {told}", pytrace=False)

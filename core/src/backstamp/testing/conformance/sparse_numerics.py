@@ -30,7 +30,7 @@ from backstamp.testing.conformance.subject import Job, Skipped, Subject
 if TYPE_CHECKING:
     from backstamp.testing.conformance.sparse_attend import SparseStep
 
-__all__ = ["sparse_numeric_jobs"]
+__all__ = ["sparse_numeric_jobs", "sparse_runs_here"]
 
 _FIX: Final = "Correct the kernel, or do not declare it"
 #: Features that the references of a family compute.
@@ -46,7 +46,7 @@ def sparse_numeric_jobs(subject: Subject) -> Iterator[Job]:
         offer = solo.offer
         if offer.family not in SPARSE_FAMILIES:
             continue
-        reason = _runs_here(solo)
+        reason = sparse_runs_here(solo)
         if reason:
             yield Job("numerics", name, partial(_skip, reason))
             continue
@@ -61,7 +61,7 @@ def sparse_numeric_jobs(subject: Subject) -> Iterator[Job]:
             yield Job("numerics", f"{name}: {feature}", partial(_skip, reason))
 
 
-def _runs_here(solo: Solo) -> str:
+def sparse_runs_here(solo: Solo) -> str:
     """Why this machine cannot run a row at all, or an empty string."""
     if not solo.offer.all_phases:
         return "it serves no phase"

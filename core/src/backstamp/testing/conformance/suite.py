@@ -19,17 +19,21 @@ from backstamp.errors import BackstampError, BadInput
 from backstamp.findings import Finding, Outcome, Report
 from backstamp.host import HostFacts, this_host
 from backstamp.lint import known_hosts
+from backstamp.model import LINEAR_FAMILIES
 from backstamp.stamp import said
 from backstamp.testing.conformance.contract import contract_jobs, determinism_jobs
 from backstamp.testing.conformance.imports import import_jobs
-from backstamp.testing.conformance.numerics import numeric_jobs
+from backstamp.testing.conformance.linear_numerics import linear_numeric_jobs, linear_runs_here
+from backstamp.testing.conformance.linear_solo import LinearSolo
+from backstamp.testing.conformance.numerics import DENSE_FAMILIES, numeric_jobs, runs_here
 from backstamp.testing.conformance.processes import process_jobs
+from backstamp.testing.conformance.sparse_numerics import sparse_numeric_jobs, sparse_runs_here
 from backstamp.testing.conformance.stamps import stamp_jobs
 from backstamp.testing.conformance.subject import Job, Skipped, Subject, is_called, not_installed
 from backstamp.testing.conformance.undeclared import undeclared_jobs
 from backstamp.text import plain
 
-__all__ = ["CHECKS", "DECLARATION_CHECKS", "check_plugins", "jobs_of", "needs_known", "outcome_of"]
+__all__ = ["CHECKS", "DECLARATION_CHECKS", "check_plugins", "jobs_of", "needs_known", "outcome_of", "reasons_not_here"]
 
 
 def _declaration_jobs(subject: Subject) -> Iterator[Job]:
@@ -40,6 +44,12 @@ def _declaration_jobs(subject: Subject) -> Iterator[Job]:
     yield Job("declarations", f"plugin {subject.found.plugin.name}", run)
 
 
+def _number_jobs(subject: Subject) -> Iterator[Job]:
+    yield from numeric_jobs(subject)
+    yield from sparse_numeric_jobs(subject)
+    yield from linear_numeric_jobs(subject)
+
+
 #: Every check, in the order it runs: what needs no kernel first.
 CHECKS: Final[dict[str, Callable[[Subject], Iterable[Job]]]] = {
     "declarations": _declaration_jobs,
@@ -47,7 +57,7 @@ CHECKS: Final[dict[str, Callable[[Subject], Iterable[Job]]]] = {
     "stamps": stamp_jobs,
     "contract": contract_jobs,
     "undeclared": undeclared_jobs,
-    "numerics": numeric_jobs,
+    "numerics": _number_jobs,
     "determinism": determinism_jobs,
     "processes": process_jobs,
 }
@@ -111,6 +121,20 @@ def _outcomes_of(subject: Subject, checks: Sequence[str]) -> Iterator[Outcome]:
         told.append(outcome_of(job))
         yield told[-1]
     yield from _nothing_ran(subject.found.plugin.distribution, checks, told)
+
+
+def reasons_not_here(subject: Subject) -> list[str]:
+    """Why this machine runs none of each of a plugin's rows; empty where it does."""
+    reasons = []
+    for _, solo in subject.solos:
+        if solo.offer.family in DENSE_FAMILIES:
+            reasons.append(runs_here(solo))
+        elif solo.offer.family in LINEAR_FAMILIES:
+            alone = LinearSolo(found=solo.found, offer=solo.offer, host=solo.host)
+            reasons.append(linear_runs_here(alone))
+        else:
+            reasons.append(sparse_runs_here(solo))
+    return reasons
 
 
 def needs_known(checks: Sequence[str]) -> None:
