@@ -9,7 +9,9 @@ looked at nothing does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["Finding", "Level", "Outcome", "Report", "Status"]
@@ -37,6 +39,16 @@ class Finding(NamedTuple):
     fix: str = ""
     file: str = ""
     line: int = 0
+
+    @property
+    def words(self) -> str:
+        """What is wrong and what to do, as sentences."""
+        return f"{self.text}. {self.fix}" if self.fix else self.text
+
+    @property
+    def place(self) -> str:
+        """Where, as `file:line`; empty without a file."""
+        return f"{self.file}:{self.line}" if self.file and self.line else self.file
 
     def as_json(self) -> dict[str, str | int]:
         """The finding for tools."""
@@ -80,11 +92,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one command checked: `tool` is its name ("backstamp lint"), `subject` what it was pointed at."""
+    """What one command checked.
+
+    Attributes:
+        tool: the command's name ("backstamp lint"). subject: what it was pointed at.
+        rules: what each rule holds and why, for readers of a finding who never saw the rule.
+    """
 
     tool: str
     subject: str
     outcomes: tuple[Outcome, ...]
+    rules: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -100,6 +118,15 @@ class Report:
     def ran(self) -> bool:
         """Whether anything was checked at all: skipped is not checked."""
         return any(outcome.status != "skipped" for outcome in self.outcomes)
+
+    @property
+    def nothing_ran(self) -> str:
+        """What to say where nothing ran; empty where something did."""
+        if self.ran:
+            return ""
+        reasons = dict.fromkeys(outcome.reason for outcome in self.outcomes)
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        return f"needs at least one check that runs, got {self.count('skipped')} skipped{why}"
 
     @property
     def passed(self) -> bool:
