@@ -15,6 +15,7 @@ from backstamp.cli import (
     inspect_commands,
     lint_command,
     lock_commands,
+    new_command,
     parity_command,
     resolve_commands,
     warm_command,
@@ -37,6 +38,7 @@ inspect_commands.add_to(app)
 lock_commands.add_to(app)
 check_command.add_to(app)
 lint_command.add_to(app)
+new_command.add_to(app)
 parity_command.add_to(app)
 warm_command.add_to(app)
 demo.add_to(app)

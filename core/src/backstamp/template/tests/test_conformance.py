@@ -1,0 +1,5 @@
+from backstamp.testing.conformance import PluginConformance
+
+
+class TestConformance(PluginConformance):
+    distribution = "acme-attention"
