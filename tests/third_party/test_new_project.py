@@ -1,0 +1,97 @@
+"""What `backstamp new` writes, installed by pip in a fresh virtual environment and never edited: it holds, as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.children import ordinary_environment
+from tests.sites import command
+
+NAME, PACKAGE = "zephyr-kernels", "zephyr_kernels"
+KERNEL = f"{PACKAGE}_naive"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as it was written."""
+    folder = tmp_path_factory.mktemp("new")
+    done = command("new", NAME, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / NAME
+
+
+@pytest.fixture(scope="module")
+def python(project: Path) -> Path:
+    """The interpreter of a fresh environment in which it is installed with its `test` extra.
+
+    What it requires is found where this process finds it: nothing is downloaded, and what is missing is an error.
+    """
+    folder = project.parent / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    # `addsitedir` reads the .pth files there too: packages under development are installed that way
+    line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (site / "everything_else.pth").write_text(line, "utf-8")
+    interpreter = folder / "bin" / "python"
+    options = ("--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    program = [sys.executable, "-m", "pip", "--python", interpreter, "install", *options, f"{project}[test]"]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=project.parent, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"Successfully installed {NAME}-0.1.0" in done.stdout
+    return interpreter
+
+
+def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """One program of the fresh environment, on a wide terminal; it must succeed."""
+    kept = {name: value for name, value in ordinary_environment().items() if name != "PYTHONPATH"}
+    environment = {**kept, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    program = [str(python), "-m", *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_it_is_listed_and_read_without_being_imported(python: Path, tmp_path: Path) -> None:
+    """Its wheel carries its declarations, which say what its module says."""
+    listing = json.loads(run(python, "backstamp", "list", "--json", cwd=tmp_path).stdout)
+    owners = {row["kernel"]: row["plugin"]["distribution"] for row in listing["kernels"] if row["slot"] == "attention"}
+    assert owners[KERNEL] == NAME
+    (origin,) = [row["origin"] for row in listing["plugins"] if row["distribution"] == NAME]
+    assert origin.startswith("data ")
+    assert origin.endswith(f"{PACKAGE}/backstamp.json")
+
+
+def test_it_passes_the_check_unedited(python: Path, tmp_path: Path) -> None:
+    """Without a note either."""
+    out = run(python, "backstamp", "check", f"{PACKAGE}.plugin", cwd=tmp_path).stdout
+    assert f"{PACKAGE}: 0 fault(s), 0 note(s)" in out
+
+
+@pytest.mark.parametrize(
+    ("role", "phases"),
+    [("target", {"prefill", "decode", "verify"}), ("draft", {"prefill", "draft_decode", "draft_extend"})],
+)
+def test_its_key_builds_its_kernel_in_every_phase(role: str, phases: set[str], python: Path, tmp_path: Path) -> None:
+    """The stamps are its own."""
+    flags = ("--attention-backend", PACKAGE, "--role", role, "--speculative-algorithm", "STANDALONE")
+    built = json.loads(run(python, "backstamp", "build", "--fake", *flags, "--json", cwd=tmp_path).stdout)
+    stamps = {phase: row["stamp"] for phase, row in built["phases"].items() if row["stamp"]}
+    assert set(stamps) == phases
+    assert {stamp["kernel"] for stamp in stamps.values()} == {KERNEL}
+    assert {stamp["plugin"]["distribution"] for stamp in stamps.values()} == {NAME}
+
+
+def test_the_demo_runs_on_it_and_equals_float64(python: Path, tmp_path: Path) -> None:
+    """Target and draft, every phase, speculative output against plain."""
+    flags = ("--attention-backend", PACKAGE, "--draft-attention-backend", PACKAGE, "--speculative-topk", "1")
+    report = json.loads(run(python, "backstamp", "demo", *flags, "--json", cwd=tmp_path).stdout)
+    assert report["equal"] is True
+    assert len(report["errors"]) == 6
+    assert max(report["errors"].values()) < report["error_bound"]
