@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from backstamp.new_plugin import write_plugin_project
 from backstamp.testing.dists import write_distribution
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 GUIDE = "docs/write-a-plugin.md"
+#: What the guide's reader types after `backstamp new`.
+GUIDE_PLUGIN = "acme-attention"
 
 
 def blocks(document: str, info: str) -> list[tuple[str, str]]:
@@ -20,14 +24,14 @@ def blocks(document: str, info: str) -> list[tuple[str, str]]:
 
 
 def install_documented_plugin(site: Path, change: Callable[[str], str]) -> Path:
-    """Write the guide's plugin into a site folder as its reader would have it, each module through `change`."""
-    for info, body in blocks(GUIDE, "python file="):
-        path = site / info.partition("file=")[2]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(change(body), "utf-8")
-    ((_, project),) = blocks(GUIDE, "toml")
+    """Put the guide's plugin into a site folder as its reader would have it, each module through `change`."""
+    made = write_plugin_project(GUIDE_PLUGIN, site.parent / "project")
+    project = (made.folder / "pyproject.toml").read_text("utf-8")
+    shutil.copytree(made.folder / "src", site)
+    for path in site.rglob("*.py"):
+        path.write_text(change(path.read_text("utf-8")), "utf-8")
     entry = re.search(r'plugins"\]\n(?P<name>\w+) = "(?P<target>[\w.]+)"', project)
-    requires = re.search(r"dependencies = \[(?P<list>.*)\]", project)["list"].replace('"', "").split(", ")
+    (required,) = re.findall(r"^dependencies = \[(.*)\]", project, re.MULTILINE)
     points = f"[backstamp.plugins]\n{entry['name']} = {entry['target']}\n"
-    write_distribution(site, "acme-attention", requires=tuple(requires), entry_points=points)
+    write_distribution(site, made.distribution, requires=tuple(re.findall('"(.*?)"', required)), entry_points=points)
     return site

@@ -1,4 +1,4 @@
-"""The documents are run: the plugin a reader pastes works, and the code blocks of the README do what they say."""
+"""The documents are run: the plugin the guide shows works, and the code blocks of the README do what they say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from backstamp.new_plugin import write_plugin_project
 from tests.children import COMMAND, ordinary_environment
-from tests.documents import GUIDE, ROOT, blocks, install_documented_plugin
+from tests.documents import GUIDE, GUIDE_PLUGIN, ROOT, blocks, install_documented_plugin
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +23,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command", [line[2:] for _, body in blocks(GUIDE, "console run") for line in body.splitlines()]
 )
-def test_the_pasted_plugin_does_what_the_page_says(site: Path, command: str) -> None:
-    """Every command of the page succeeds with the pasted plugin, the demo against float64 included."""
+def test_the_documented_plugin_does_what_the_page_says(site: Path, command: str) -> None:
+    """Every command of the page succeeds with the plugin it shows, the demo against float64 included."""
     program = [sys.executable, "-c", COMMAND, *command.split()[1:]]
     child = subprocess.run(program, capture_output=True, text=True, env=ordinary_environment(site), check=False)
     assert child.returncode == 0, child.stdout + child.stderr
-    assert "acme_naive" in child.stdout
+    assert "acme_attention_naive" in child.stdout
+
+
+def test_the_guide_shows_what_the_command_writes(tmp_path: Path) -> None:
+    """Each file of the page is the file `backstamp new` writes, to the letter, and every module is on the page."""
+    made = write_plugin_project(GUIDE_PLUGIN, tmp_path / "new")
+    shown = {info.partition("file=")[2]: body for info, body in blocks(GUIDE, "") if "file=" in info}
+    assert {path: (made.folder / path).read_text("utf-8") for path in shown} == shown
+    modules = {path for path in made.files if path.endswith((".py", ".toml")) and not path.endswith("__init__.py")}
+    assert set(shown) == modules
+    page = (ROOT / GUIDE).read_text("utf-8")
+    assert all(f"`{path}`" in page for path in made.files if not path.endswith("__init__.py"))
 
 
 @pytest.mark.parametrize("at", range(len(blocks("README.md", "python"))))

@@ -59,8 +59,8 @@ def test_the_demo_refuses_a_kernel_that_cannot_run_here() -> None:
 
 
 BROKEN = {
-    "zeros": ("out[start:stop] = torch.einsum(", "out[start:stop] = 0 * torch.einsum("),
-    "no-causal-mask": ("if state.causal:", "if False:"),
+    "zeros": ("out[start:stop] = answer", "out[start:stop] = 0 * answer"),
+    "no-causal-mask": ('.masked_fill(_future(logits), float("-inf"))', ""),
 }
 
 
@@ -69,10 +69,10 @@ def test_the_demo_is_red_with_a_verify_kernel_that_is_wrong(fault: str, tmp_path
     """The plugin of docs/write-a-plugin.md, broken: outputs differ from plain decoding, and the demo exits 1."""
     sound, broken = BROKEN[fault]
     site = install_documented_plugin(tmp_path / "site-packages", lambda text: text.replace(sound, broken))
-    flags = ("--verify-attention-backend", "acme", "--speculative-topk", "1")
+    flags = ("--verify-attention-backend", "acme_attention", "--speculative-topk", "1")
     status, report = demo(*flags, path=site)
     assert status == 1
-    assert report["target"]["phases"]["verify"]["stamp"]["kernel"] == "acme_naive"
+    assert report["target"]["phases"]["verify"]["stamp"]["kernel"] == "acme_attention_naive"
     assert report["equal"] is False
     assert report["errors"]["target verify"] > 1e-2
     healthy = install_documented_plugin(tmp_path / "healthy" / "site-packages", lambda text: text)
