@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from backstamp.new_plugin import write_plugin_project
 from tests.children import ordinary_environment
+from tests.documents import ROOT
 from tests.sites import command
 
 NAME, PACKAGE = "zephyr-kernels", "zephyr_kernels"
@@ -95,3 +98,21 @@ def test_the_demo_runs_on_it_and_equals_float64(python: Path, tmp_path: Path) ->
     assert report["equal"] is True
     assert len(report["errors"]) == 6
     assert max(report["errors"].values()) < report["error_bound"]
+
+
+def test_a_core_from_a_wheel_writes_the_same_project(tmp_path: Path) -> None:
+    """The wheel carries the template, hidden files too; what an installer compiled beside it is no part of it."""
+    source = tmp_path / "core"
+    # a copy: building leaves its traces beside the sources
+    shutil.copytree(ROOT / "core", source, ignore=shutil.ignore_patterns("*.egg-info", "build", "__pycache__"))
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    program = [sys.executable, "-m", "pip", "install", *options, "--target", tmp_path / "site", source]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    package = tmp_path / "site" / "backstamp"
+    assert list((package / "template").rglob("*.pyc"))
+    done = command("new", NAME, "--json", path=package.parent, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours = write_plugin_project(NAME, tmp_path / "ours")
+    assert json.loads(done.stdout)["files"] == list(ours.files)
+    assert all((tmp_path / NAME / file).read_bytes() == (ours.folder / file).read_bytes() for file in ours.files)
