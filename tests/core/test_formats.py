@@ -163,6 +163,14 @@ def test_junit_shows_that_nothing_ran_as_an_error(outcomes: tuple[Outcome, ...])
     assert error.get("message").startswith(f"needs at least one check that runs, got {len(outcomes)} skipped")
 
 
+def test_no_line_of_a_junit_file_is_a_plugins_own() -> None:
+    """On standard output it is a log, and CI obeys a line of a log that begins with `::`."""
+    text = "\n::stop-commands::x\n::error::y"
+    finding = Finding("fault", text, text, text, text, text)
+    outcome = Outcome(check=text, name=text, findings=(finding, finding._replace(level="note")))
+    assert len(as_junit(report(outcome)).splitlines()) == 2
+
+
 @given(ANY_REPORT)
 def test_junit_carries_any_text(any_report: Report) -> None:
     """XML 1.0 forbids control characters even as references: they are spelled out, all else comes back as it was."""

@@ -128,6 +128,12 @@ def test_no_run_of_colons_is_left_together(text: str) -> None:
     assert "::" not in plain(text)
 
 
+@pytest.mark.parametrize("text", ["##[add-mask]x", "a ###[stop-commands]x", "##vso[task.setvariable variable=a]b"])
+def test_no_command_within_a_line_is_left(text: str) -> None:
+    """GitHub's runner and Azure's agent obey these wherever in a line they stand."""
+    assert "##" not in plain(text)
+
+
 def test_an_exception_that_cannot_be_printed_is_still_a_failure(site: Path) -> None:
     """Its text raises: that is no reason to lose the others."""
     source = "class Sly(Exception):\n    def __str__(self):\n        raise SystemExit('gone')\n\nraise Sly\n"

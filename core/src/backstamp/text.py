@@ -1,7 +1,7 @@
 """Strings that come from plugins, exceptions and files, made safe to print.
 
 In: any text. Out: one line of printable text. It never interprets what it is given: terminal markup, control
-characters and CI command prefixes (`::`) reach no console as such.
+characters and CI command prefixes (`::`, `##[`) reach no console as such.
 
 .. versionadded:: 0.1
 """
@@ -16,10 +16,10 @@ _LIMIT_CHARACTERS = 400
 
 
 def plain(text: str, most: int = _LIMIT_CHARACTERS) -> str:
-    """One printable line of `most` characters: control characters become spaces, `::` loses its force."""
+    """One printable line of `most` characters: control characters become spaces, `::` and `##` lose their force."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     # one at a time: what follows a replaced pair may be a third colon
-    line = re.sub(r":(?=:)", ": ", line)
+    line = re.sub(r":(?=:)|#(?=#)", r"\g<0> ", line)
     return line if len(line) <= most else line[: most - 3] + "..."
 
 

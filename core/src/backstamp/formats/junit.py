@@ -76,8 +76,8 @@ def _nothing_ran(report: Report) -> _Case:
 def _said(findings: Sequence[Finding]) -> str:
     """Each finding on a line: where, in what, what is wrong and what to do."""
     lines = [": ".join(filter(None, (finding.place, finding.subject, finding.words))) for finding in findings]
-    # a carriage return written out as it is reads back as a line feed
-    return escape(visible("\n".join(lines)), {"\r": "&#13;"})
+    # a carriage return as it is reads back as a line feed; a line feed as it is begins a line of a log that CI obeys
+    return escape(visible("\n".join(lines)), {"\r": "&#13;", "\n": "&#10;"})
 
 
 def _element(name: str, attributes: Mapping[str, str], *inside: str) -> str:
