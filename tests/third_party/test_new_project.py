@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from backstamp.new_plugin import write_plugin_project
+from backstamp.testing.conformance import CHECKS
 from tests.children import ordinary_environment
 from tests.documents import ROOT
 from tests.sites import command
@@ -54,7 +56,7 @@ def python(project: Path) -> Path:
 def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """One program of the fresh environment, on a wide terminal; it must succeed."""
     kept = {name: value for name, value in ordinary_environment().items() if name != "PYTHONPATH"}
-    environment = {**kept, "COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment = {**kept, "COLUMNS": "200", "NO_COLOR": "1"}
     program = [str(python), "-m", *arguments]
     done = subprocess.run(program, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,10 +73,29 @@ def test_it_is_listed_and_read_without_being_imported(python: Path, tmp_path: Pa
     assert origin.endswith(f"{PACKAGE}/backstamp.json")
 
 
-def test_it_passes_the_check_unedited(python: Path, tmp_path: Path) -> None:
-    """Without a note either."""
-    out = run(python, "backstamp", "check", f"{PACKAGE}.plugin", cwd=tmp_path).stdout
-    assert f"{PACKAGE}: 0 fault(s), 0 note(s)" in out
+@pytest.fixture(scope="module")
+def reports(project: Path, python: Path) -> Path:
+    """What the steps of its workflow leave behind, each of which exits 0 where the project lies."""
+    workflow = yaml.safe_load((project / ".github" / "workflows" / "backstamp.yml").read_text("utf-8"))
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    checks = [step for step in steps if step.startswith(("backstamp check", "pytest"))]
+    assert len(checks) == 2
+    for step in checks:
+        run(python, *step.split(), cwd=project)
+    return project / "reports"
+
+
+@pytest.mark.parametrize("name", ["check", "pytest"])
+def test_it_passes_the_kit_unedited(name: str, reports: Path) -> None:
+    """As a command and as its own test of three lines: everything ran, nothing failed, nothing was skipped."""
+    suites = list(ElementTree.parse(reports / f"{name}.xml").getroot().iter("testsuite"))
+    counts = {
+        word: sum(int(suite.get(word)) for suite in suites) for word in ("tests", "failures", "errors", "skipped")
+    }
+    assert counts.pop("tests") > 100
+    assert set(counts.values()) == {0}
+    # of every check of the kit, numbers among them
+    assert len(suites) >= (len(CHECKS) - 1 if name == "check" else 1)
 
 
 @pytest.mark.parametrize(
