@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import backstamp
-from backstamp.errors import BadInput
+from backstamp.errors import BadInput, UnsupportedBatch
+from backstamp.factories import BuildRequest
 from backstamp.new_plugin import write_plugin_project
+from backstamp.testing.batches import SMALL_LAYER
+from backstamp.testing.dists import write_plugin
 from tests.core.test_cli import backstamp as command
 
 #: Short enough to be joined, long enough to be wrapped, and one that packaging writes otherwise.
@@ -68,6 +73,30 @@ def test_a_new_project_speaks_the_contract_of_this_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "layer", "needed"),
+    [
+        ({"dtype": "e4m3fn"}, {}, "dtype: bf16 or fp16 or fp32"),
+        ({"layout": "packed"}, {}, "layout: rows"),
+        ({}, {"window_left": 7}, "window: a kernel that declares 'window'"),
+        ({}, {"softcap": 30.0}, "softcap: a kernel that declares 'softcap'"),
+    ],
+)
+def test_a_new_projects_factory_builds_nothing_its_row_does_not_declare(
+    changes: dict[str, str], layer: dict[str, float], needed: str, tmp_path: Path
+) -> None:
+    """A layer's window would else be dropped in silence: a call holds only layers the build did not know."""
+    made = write_plugin_project("zx", tmp_path / "new")
+    modules = {name: runpy.run_path(str(made.folder / "src" / "zx" / f"{name}.py")) for name in ("plugin", "backend")}
+    asked = {"dtype": "fp32", "layout": "rows", "layers": (replace(SMALL_LAYER, **layer),), **changes}
+    sizes = {"page_size": 16, "max_rows": 4, "max_tokens": 64, "max_pages": 8, "max_kv_len": 64}
+    runner = {"family": "mha", "phases": ("prefill",), "role": "target", "kv_dtype": "same", "device": "cpu"}
+    request = BuildRequest(kernel="zx_naive", offer=modules["plugin"]["NAIVE"], **runner, **sizes, **asked)
+    with pytest.raises(UnsupportedBatch) as caught:
+        modules["backend"]["build"](request)
+    assert caught.value.needed == needed
+
+
+@pytest.mark.parametrize(
     ("name", "needed", "found"),
     [
         ("a b", "a distribution's name", "'a b'"),
@@ -99,8 +128,6 @@ def test_a_name_that_is_none_or_is_taken_is_refused(name: str, needed: str, foun
 
 def test_a_key_of_an_installed_plugin_is_refused(tmp_path: Path) -> None:
     """Two plugins that claim one key poison it for both."""
-    from backstamp.testing.dists import write_plugin
-
     write_plugin(tmp_path / "site-packages", "other-plugin", kernel="fast_naive")
     status, out, _ = command("new", "fast", "--json", path=tmp_path / "site-packages", cwd=tmp_path)
     assert status == 2
