@@ -328,6 +328,10 @@ def test_sarif_names_the_tool_and_explains_the_rules() -> None:
         "hook-parity": "A rule of backstamp lint: hook parity",
         "no-children": "A container shows its steps.",
     }
+    # what is said to two of them is said to neither rule
+    other = Outcome(check="lint", name="other", findings=(FAULT._replace(fix="Ask it"),))
+    (rule,) = [one for one in sarif(report(FAILED, other))["tool"]["driver"]["rules"] if one["id"] == "base-field"]
+    assert rule["help"]["text"] == "A rule of backstamp lint: base field"
     assert all(driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] for result in run["results"])
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from pathlib import Path
 
+from backstamp import parity
+from backstamp import parity_report as module
+from backstamp.entry_classes import comparing, sources, tree
 from backstamp.findings import Finding
 from backstamp.parity import Gate
-from backstamp.parity_report import parity_report
+from backstamp.parity_report import RULES, parity_report
 from tests.entry_trees import GATE, TARGET, parity_of
 
 DRAFT = "class AcmeForCausalLMNextN: ...\nEntryClass = [AcmeForCausalLMNextN]\n"
@@ -62,3 +67,25 @@ def test_names_of_outcomes_are_unique(tmp_path: Path) -> None:
     names = [(outcome.check, outcome.name) for outcome in report.outcomes]
     assert len(names) == len(set(names)) == 4
     assert [item.subject for item in report.findings if item.rule == "gate-coverage"] == ["C", "C"]
+
+
+def test_every_rule_is_explained() -> None:
+    """Whoever reads one finding in code scanning never saw the rule: each has words, and no words are left over."""
+    at = {"Finding": 1, "Trouble": 0}
+    calls = [
+        node
+        for source in (module, parity, comparing, sources, tree)
+        for node in ast.walk(ast.parse(inspect.getsource(source)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in at
+    ]
+    said = {ast.literal_eval(call.args[at[call.func.id]]) for call in calls if _is_text(call.args[at[call.func.id]])}
+    assert said == set(RULES)
+
+
+def test_a_report_explains_its_rules(tmp_path: Path) -> None:
+    """To every form of report that has a place for it."""
+    assert parity_report(parity_of(tmp_path, {"acme.py": TARGET, "draft.py": DRAFT})).rules == RULES
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

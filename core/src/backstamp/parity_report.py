@@ -8,20 +8,36 @@ what could not be read; it passes where something was paired and no fault was fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from backstamp.entry_classes.facts import Trouble, Uncovered, Violation
 from backstamp.findings import Finding, Level, Outcome, Report
 from backstamp.parity import Parity
 
-__all__ = ["parity_json", "parity_report"]
+__all__ = ["RULES", "parity_json", "parity_report"]
 
 TOOL = "backstamp parity"
+#: What each rule holds and why, for readers of one finding.
+RULES: Final[Mapping[str, str]] = {
+    "hook-parity": "The loader asks the entry class it instantiates. Where a draft and its target do not answer the "
+    "same hooks, one of them gets its weights laid out by a decision that was not taken for it.",
+    "gate-coverage": "An entry class that builds gated layers answers the hook by which the loader decides how they "
+    "are built.",
+    "unpaired-draft": "A draft whose target is not known was compared with nothing.",
+    "nothing-paired": "Nothing was compared, which is no pass.",
+    "absent-class": "An entry class whose module is not installed here was compared with nothing.",
+    "live-registry": "Classes that plugins add to an engine's registry at run time were compared only if it was asked.",
+    "unread-base": "A base class that was not read may have the hook that is missing.",
+    "unread-class": "A class that was named and not read was compared with nothing.",
+    "unread-plugin": "A plugin whose declarations cannot be read has entry classes nobody compared.",
+    "unread-source": "Source that cannot be read has entry classes nobody compared.",
+}
 
 
 def parity_report(parity: Parity) -> Report:
     """Every pair, every draft without one, every class with gated layers, and what could not be read."""
-    return Report(tool=TOOL, subject=parity.subject, outcomes=tuple(_outcomes(parity)))
+    return Report(tool=TOOL, subject=parity.subject, outcomes=tuple(_outcomes(parity)), rules=RULES)
 
 
 def parity_json(parity: Parity) -> dict[str, object]:

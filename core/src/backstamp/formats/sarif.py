@@ -45,10 +45,11 @@ def as_sarif(report: Report) -> str:
 
 
 def _rule(rule: str, report: Report) -> dict[str, object]:
-    """A rule in words: what the check says of it, else what its findings say to do."""
-    fixes = dict.fromkeys(finding.fix for finding in report.findings if finding.rule == rule and finding.fix)
+    """A rule in words: what the check says of it, else what all its findings say to do."""
+    fixes = {finding.fix for finding in report.findings if finding.rule == rule}
     words = rule.replace("-", " ")
-    text = report.rules.get(rule, "") or ". ".join(fixes) or f"A rule of {report.tool}: {words}"
+    text = report.rules.get(rule, "") or (fixes.pop() if len(fixes) == 1 else "")
+    text = text or f"A rule of {report.tool}: {words}"
     return {"id": rule, "shortDescription": {"text": words}, "fullDescription": {"text": text}, "help": {"text": text}}
 
 
