@@ -64,11 +64,15 @@ def test_a_name_with_an_equals_sign_is_a_file(tmp_path: Path) -> None:
         (["junit=a.xml", "sarif=./a.xml"], "one form for a.xml"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused(asked: list[str], needed: str) -> None:
-    """As a usage error, which exits 2."""
+def test_what_cannot_be_asked_for_is_refused(
+    asked: list[str], needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a usage error, which exits 2, and before anything is written."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput) as caught:
         emit(report(PASSED), asked)
     assert caught.value.needed == needed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_form_nobody_knows_is_refused_before_anything_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
