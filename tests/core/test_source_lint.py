@@ -182,3 +182,11 @@ def test_the_command_knows_the_aliases_that_are_installed(tmp_path: Path, capsys
     code, text = lint(capsys, write(tmp_path, {"a.py": "def create(self): return 'nsa', Backend()"}))
     assert code == 1
     assert "the alias 'nsa'" in " ".join(text.split())
+
+
+def test_a_report_explains_every_rule(tmp_path: Path) -> None:
+    """Whoever meets one finding in code scanning never saw the rule: why it is one, and what to do."""
+    explained = lint_source(write(tmp_path, {"a.py": READS})).rules
+    assert set(explained) == {*RULES, "allow-list"}
+    assert explained["base-field"].startswith("A launch that sets one half")
+    assert explained["allow-list"] == "The list of exceptions only shrinks. Drop what nothing needs."

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+import typer
 import yaml
 
+from backstamp.cli.app import app
 from backstamp.formats import FORMATS
 from backstamp.new_plugin import write_plugin_project
 from tests.documents import FENCE, GUIDE_PLUGIN, ROOT, blocks
@@ -15,6 +19,7 @@ PAGE = "docs/ci.md"
 WORKFLOW = ".github/workflows/backstamp.yml"
 ((_, TEXT),) = blocks(PAGE, f"yaml file={WORKFLOW}")
 ((_, GITLAB),) = blocks(PAGE, "yaml gitlab")
+COMMANDS = typer.main.get_command(app).commands
 
 
 def command_lines() -> list[str]:
@@ -62,6 +67,16 @@ def test_the_page_names_every_form_of_a_report() -> None:
     """The table and `--report` know the same ones."""
     section = (ROOT / PAGE).read_text("utf-8").partition("## Reports")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == set(FORMATS)
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_command_of_the_page_exists_with_its_flags(line: str) -> None:
+    """And every form it asks for is one there is."""
+    _, name, *words = shlex.split(line)
+    known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known
+    forms = {word.partition("=")[0] for at, word in enumerate(words) if words[at - 1] == "--report"}
+    assert forms <= set(FORMATS)
 
 
 def test_the_page_runs_every_check_that_takes_reports() -> None:

@@ -78,8 +78,8 @@ def reports(project: Path, python: Path) -> Path:
     """What the steps of its workflow leave behind, each of which exits 0 where the project lies."""
     workflow = yaml.safe_load((project / ".github" / "workflows" / "backstamp.yml").read_text("utf-8"))
     steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
-    checks = [step for step in steps if step.startswith(("backstamp check", "pytest"))]
-    assert len(checks) == 2
+    checks = [step for step in steps if step.startswith(("backstamp check", "backstamp lint", "pytest"))]
+    assert len(checks) == 3
     for step in checks:
         run(python, *step.split(), cwd=project)
     return project / "reports"
@@ -97,6 +97,13 @@ def test_it_passes_the_kit_unedited(name: str, reports: Path) -> None:
     assert [one.get("message") for one in root.iter("skipped") if "declares no" not in one.get("message")] == []
     # of every check of the kit, numbers among them
     assert len(suites) >= (len(CHECKS) - 1 if name == "check" else 1)
+
+
+def test_its_source_has_none_of_the_faults_of_the_field(reports: Path) -> None:
+    """Neither a fault nor a note for code scanning to show."""
+    (scan,) = json.loads((reports / "lint.sarif").read_text("utf-8"))["runs"]
+    assert scan["invocations"][0]["executionSuccessful"] is True
+    assert scan["results"] == []
 
 
 @pytest.mark.parametrize(

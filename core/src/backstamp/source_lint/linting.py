@@ -148,7 +148,8 @@ def _report(subject: str, run: _Run, allowed: allow_list.AllowList | None, secon
         looked_at = {(rule, file) for file in run.files for rule in RULES if rule == UNREADABLE or file not in dark}
         faults = (*allowed.faults, *allow_list.stale(allowed, looked_at - broken))
         outcomes.append(Outcome(check="source", name=allow_list.RULE, findings=faults, reason=reason))
-    return Report(tool="backstamp lint", subject=plain(subject), outcomes=tuple(outcomes))
+    rules = {rule: f"{why[0].upper()}{why[1:]}. {fix}." for rule, (why, fix) in WHAT_TO_KNOW.items()}
+    return Report(tool="backstamp lint", subject=plain(subject), outcomes=tuple(outcomes), rules=rules)
 
 
 def _source(path: Path, file: str) -> Source | Finding:
