@@ -125,7 +125,7 @@ BROKEN = {
     "stale state": Broken(
         (backend("        return batch\n", "        return batch if state is None else state\n"),),
         frozenset({"contract"}),
-        "a state given back for another step: output is not finite",
+        "a state given back for another step right or refused: output is not finite",
     ),
     "writes into the cache": Broken(
         (backend(ANSWER, ANSWER + "        if kv is not None:\n            kv.k.nan_to_num_()\n"),),

@@ -68,6 +68,8 @@ def audit(event, arguments):
         place = where()
         touched.setdefault(what if not place else f"{what} ({place})", None)
 
+# what a .pth file of another distribution imported before us is none of the plugin's doing
+before = frozenset(sys.modules)
 sys.addaudithook(audit)
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover, import_plugin
@@ -78,7 +80,7 @@ try:
     import_plugin(asked["module"])
 except BaseException as cause:
     error = f"{type(cause).__name__}: {cause}"
-loaded = sorted({name.partition(".")[0] for name in sys.modules} & denied)
+loaded = sorted({name.partition(".")[0] for name in set(sys.modules) - before} & denied)
 print(json.dumps({"touched": list(touched), "loaded": loaded, "error": error}))
 """
 
@@ -114,7 +116,7 @@ def _faults(subject: Subject) -> str:
         return f"discovery ended its process (exit {child.returncode}): {end[0]}"
     answer = json.loads(lines[-1])
     faults = [str(touch) for touch in answer["touched"]]
-    # what a path hook or a .pth file brought in passes no import of the plugin's, and is loaded all the same
+    # what was taken out of sys.modules and put back passes no import, and is loaded all the same
     told = " ".join(faults)
     faults += [f"left {name} imported" for name in answer["loaded"] if f"imported {name}" not in told]
     faults += [f"raised {answer['error']}"] if answer["error"] else []
