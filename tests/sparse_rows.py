@@ -117,4 +117,6 @@ class ReferenceKernel:
 
 def build(request: BuildRequest) -> Built:
     """The factory of every row."""
-    return Built(request.kernel, ReferenceKernel(request))
+    if request.family == "csa":
+        return Built("reference_compressed", ReferenceKernel(request))
+    return Built("reference_sparse", ReferenceKernel(request))
