@@ -23,8 +23,8 @@ __all__ = ["SMALL_LAYER", "CacheForm", "IndexForm", "MadeStep", "TreeKind", "mak
 
 IndexForm: TypeAlias = Literal["page_table", "csr", "indirect"]
 #: Strides of the cache: tokens first, heads first, K and V of a token in one row, every layer's share of a page side by
-#: side, or V inside K (MLA).
-CacheForm: TypeAlias = Literal["nhd", "hnd", "interleaved", "layers", "latent"]
+#: side, K and V each in an order of its own, or V inside K (MLA).
+CacheForm: TypeAlias = Literal["nhd", "hnd", "interleaved", "layers", "unlike", "latent"]
 TreeKind: TypeAlias = Literal["full", "qlen", "packed"]
 
 
@@ -175,6 +175,9 @@ def _cache(
     if form == "interleaved":
         both = pool(num_pages, page_size, heads, dk + dv)
         return PagedKV(k=both[..., :dk], v=both[..., dk:])
+    if form == "unlike":
+        v = pool(num_pages, heads, page_size, dv)
+        return PagedKV(k=pool(num_pages, page_size, heads, dk), v=v.transpose(1, 2))
     if form == "layers":
         # vLLM's cross-layer order: this layer's keys and values are one slice of each page, others lie around it
         whole = pool(num_pages, 3, page_size, heads, dk + dv)

@@ -49,6 +49,8 @@ DTYPES: Final = {
 }
 
 
+#: Tokens kept free on both sides of an output.
+_GUARD: Final = 4
 _INDEX_TENSORS: Final = ("page_table", "kv_indptr", "kv_indices", "table", "row_ids")
 
 
@@ -76,11 +78,17 @@ def make_step(case: AttentionCase, device: str, seed: int = 0) -> MadeStep:
         device=device,
         seed=seed,
     )
-    if case.kv_dtype != "same":
-        step = replace(step, kv=replace(step.kv, k_scale=0.5, v_scale=2.0))
+    if case.kv_dtype != "same" and case.scales != "none":
+        # no power of the other, nor its reciprocal
+        k_scale, v_scale = (torch.tensor(scale, device=device) for scale in (0.5, 3.0))
+        scales = (k_scale, v_scale) if case.scales == "tensors" else (0.5, 3.0)
+        step = replace(step, kv=replace(step.kv, k_scale=scales[0], v_scale=scales[1]))
+    if not case.host_exact:
+        bounds = torch.tensor(kv_lens, dtype=torch.int32) + 5
+        step = replace(step, batch=replace(step.batch, kv_lens_host=bounds, host_exact=False))
     # a query as engines cut it out of the fused projection: rows lie further apart than they are long
     wide = step.q.new_full((step.q.shape[0], heads + 2, case.dims[0]), float("nan"))
-    wide[:, :heads] = step.q
+    wide[:, :heads] = step.q * case.loudness
     if not case.token_rows:
         return replace(step, q=wide[:, :heads])
     # pads count to the last row
@@ -115,7 +123,10 @@ def serve(
     """One layer's call, outputs preset to NaN; the answer has to be the tensor that was handed over."""
     part = cast("AttentionBackend[object]", backend)
     heads, (dk, dv) = case.heads[0], case.dims
-    out = step.q.new_full((step.batch.num_tokens, heads, dv), float("nan"))
+    # what lies about the outputs is somebody else's
+    tokens = step.batch.num_tokens
+    around = step.q.new_full((tokens + 2 * _GUARD, heads, dv), float("nan"))
+    out = around[_GUARD : _GUARD + tokens]
     kv, new = keys_of(case, step)
     q, q_rope = step.q, None
     if case.rope_apart:
@@ -127,6 +138,8 @@ def serve(
     if answer is not out and answer.data_ptr() != out.data_ptr():
         raise AssertionError("forward answered another tensor than the `out` it was given")
     synchronize()
+    if not bool(torch.isnan(around[:_GUARD]).all() and torch.isnan(around[_GUARD + tokens :]).all()):
+        raise AssertionError("forward wrote outside the `out` it was given")
     return out
 
 

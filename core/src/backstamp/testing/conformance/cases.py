@@ -40,6 +40,10 @@ class AttentionCase:
         kv_dtype: "same", or the canonical name of the cache's own dtype.
         rope_apart: the rotary part of an absorbed query comes as `q_rope`.
         pad_tokens: query tokens at the end that belong to no row.
+        host_exact: False makes the host lengths upper bounds.
+        num_steps: of a draft loop, which has one step fewer.
+        loudness: factor on the query: logits of exp that overflow without their maximum.
+        scales: how a cache of another dtype carries its scales.
         words: situations of `backstamp.declarations.SITUATIONS` the launch has beside what its phase brings.
         asks: what an operator asks of the kernel's insides, (field of `Requests`, value).
     """
@@ -69,7 +73,11 @@ class AttentionCase:
     pad_tokens: int = 0
     host_lens: bool = True
     token_rows: bool = False
+    host_exact: bool = True
     graph: bool = False
+    num_steps: int = 3
+    loudness: float = 1.0
+    scales: Literal["floats", "tensors", "none"] = "floats"
     words: frozenset[str] = frozenset()
     asks: tuple[tuple[str, str], ...] = ()
 
@@ -80,8 +88,8 @@ class AttentionCase:
 
     @property
     def scale(self) -> float:
-        """Factor on the logits; an absorbed MLA's is that of its heads before absorption, 128 + 64."""
-        return 1 / math.sqrt(192 if self.latent else self.dims[0])
+        """Factor on the logits: near the usual one, and not what a head dim gives away."""
+        return 1.25 / math.sqrt(192 if self.latent else self.dims[0])
 
     @property
     def said(self) -> frozenset[str]:
@@ -129,7 +137,7 @@ class AttentionCase:
         )
 
     def model(self) -> ModelFacts:
-        """The layer as the resolver sees it: a model of one."""
+        """The layer as the resolver sees it: a model of two alike."""
         dk, dv = self.dims
         facts = LayerFacts(
             family=self.family,
@@ -146,5 +154,5 @@ class AttentionCase:
             qk_rope_head_dim=dk - dv if self.latent else 0,
             ragged_dims=(192, 128) if self.latent else None,
         )
-        groups = (LayerGroup("main", facts, (0,)),)
-        return ModelFacts(name="conformance", architecture="", dtype=self.dtype, layers=((facts,),), groups=groups)
+        groups, layers = (LayerGroup("main", facts, (0, 1)),), ((facts,), (facts,))
+        return ModelFacts(name="conformance", architecture="", dtype=self.dtype, layers=layers, groups=groups)

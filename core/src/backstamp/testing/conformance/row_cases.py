@@ -26,9 +26,11 @@ UNCHECKED_FEATURES: Final = frozenset(
     {"chunked", "relative_bias", "score_mod", "fused_write", "indices", "backward", "tracked_states"}
 )
 _INDEX_FORMS: Final[tuple[IndexForm, ...]] = ("page_table", "csr", "indirect")
-_CACHE_FORMS: Final[tuple[CacheForm, ...]] = ("hnd", "interleaved", "layers")
+_CACHE_FORMS: Final[tuple[CacheForm, ...]] = ("hnd", "interleaved", "layers", "unlike")
 _TREES: Final[tuple[TreeKind, ...]] = ("qlen", "full", "packed")
 _WINDOW: Final = 21
+#: The usual one, self alone, and one wider than any row.
+_WINDOWS: Final = {"window": _WINDOW, "window of one": 0, "window wider than the rows": 4000}
 #: Page sizes a row that takes multiples is met with, beside its preferred one.
 _PAGES: Final = (1, 16, 64)
 
@@ -112,8 +114,18 @@ def _of_batch(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     yield replace(base, name="tokens of no row", pad_tokens=3)
     yield replace(base, name="no rows", rows=())
     yield replace(base, name="one row", rows=(base.rows[1],))
+    # more keys, queries and rows than one tile, split or block of a grid takes
+    yield replace(base, name="long rows", rows=_long_rows(offer, base))
+    yield replace(base, name="many rows", rows=_many_rows(base))
+    yield replace(base, name="large logits", loudness=20.0)
+    if base.phase == "verify":
+        yield replace(base, name="drafts of unlike lengths", rows=((1, 20), (2, 33), (5, 40), (8, 70)))
+        yield replace(base, name="drafts of eight", rows=((8, 8), (8, 41), (8, 70)))
+    if base.phase == "draft_decode":
+        yield replace(base, name="five steps", num_steps=5)
     if "host_lens" not in _inputs(offer, base.phase):
         yield replace(base, name="no host lengths", host_lens=False)
+        yield replace(base, name="host lengths that are bounds", host_exact=False)
     if "ragged" in offer.kv_forms and base.phase == "prefill" and base.new != "all":
         rows = tuple((q, q) for q, _ in base.rows)
         yield replace(base, name="keys in no cache", rows=rows, new="all")
@@ -127,7 +139,7 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     has = offer.features
     plain: list[AttentionCase] = []
     if "window" in has:
-        plain.append(replace(base, name="window", window=_WINDOW))
+        plain += [replace(base, name=name, window=window) for name, window in _WINDOWS.items()]
     if "softcap" in has:
         plain.append(replace(base, name="softcap", softcap=20.0))
     if "sinks" in has:
@@ -135,12 +147,15 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if "alibi" in has:
         plain.append(replace(base, name="alibi", alibi=True))
     yield from plain
+    yield from _loaded(offer, base)
     if "window" in has and "sinks" in has:
         yield replace(base, name="window and sinks", window=_WINDOW, sinks=_sink_dtypes(offer, base)[0])
     if "window" in has and "softcap" in has:
         yield replace(base, name="window and softcap", window=_WINDOW, softcap=20.0)
     if "lse" in has and base.sinks is None:
         yield replace(base, name="lse", lse=True)
+        if "window" in has:
+            yield replace(base, name="lse in a window", lse=True, window=_WINDOW)
     if "non_causal" in has and base.causal:
         yield replace(base, name="non-causal", causal=False)
     if "split_kv" in has and base.phase == "prefill" and base.cached_prefix:
@@ -157,6 +172,25 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
             yield replace(base, name=f"tree mask, {tree}", tree=tree)
         if "window" in has:
             yield replace(base, name="tree mask in a window", tree="qlen", window=_WINDOW)
+        yield from _loaded(offer, replace(base, name="tree mask", tree="qlen"))
+
+
+def _loaded(offer: Offer, case: AttentionCase) -> Iterator[AttentionCase]:
+    """A case with all at once that the row declares of a layer: what one feature's branch does to another's."""
+    has = offer.features & {"window", "softcap", "sinks"}
+    if not has:
+        return
+    yield replace(
+        case,
+        name="all features" if case.name == "plain" else f"{case.name}, all features",
+        window=_WINDOW if "window" in has else case.window,
+        softcap=20.0 if "softcap" in has else case.softcap,
+        sinks=_sink_dtypes(offer, case)[0] if "sinks" in has else case.sinks,
+    )
+
+
+def _other(base: AttentionCase) -> CacheForm:
+    return base.cache_form if base.latent else "hnd"
 
 
 def is_excluded(offer: Offer, said: frozenset[str], *, graph: bool) -> bool:
@@ -181,6 +215,20 @@ def _rows(offer: Offer, phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
     if "paged" not in offer.kv_forms or not offer.prefix:
         return ((page, page), (page + 1, page + 1), pad, (1, 1), (2 * page, 2 * page))
     return ((page, page), (page + 1, 2 * page + 1), pad, (1, 1), (1, page + 3), (0, page), (7, 2 * page))
+
+
+def _long_rows(offer: Offer, base: AttentionCase) -> tuple[tuple[int, int], ...]:
+    lens = {"prefill": (70, 129, 33), "verify": (4, 4, 4), "draft_extend": (4, 2, 5)}.get(base.phase, (1, 1, 1))
+    kv_lens = (70, 600, 257)
+    if base.phase == "prefill" and not base.cached_prefix:
+        return ((70, 70), (257, 257), (129, 129))
+    return tuple((q, max(q, kv)) for q, kv in zip(lens, kv_lens, strict=True))
+
+
+def _many_rows(base: AttentionCase) -> tuple[tuple[int, int], ...]:
+    q_len = {"prefill": 2, "verify": 4, "draft_extend": 2}.get(base.phase, 1)
+    more = 1 if base.cached_prefix else 0
+    return tuple((q_len, q_len + more * (3 * row % 29)) for row in range(40))
 
 
 def _inputs(offer: Offer, phase: Phase) -> frozenset[str]:
@@ -225,9 +273,9 @@ def _heads(offer: Offer) -> tuple[int, int]:
 
 
 def _more_heads(offer: Offer, base: AttentionCase) -> Iterator[tuple[int, int]]:
-    for group in (64, 128) if base.latent else (1, 4, 8):
-        heads = (group, 1) if base.latent else (2 * group, 2)
-        if _takes_group(offer, group) and heads != base.heads:
+    shapes = [(64, 1), (128, 1)] if base.latent else [(2, 2), (8, 2), (16, 2), (4, 1), (8, 8), (32, 8)]
+    for heads in shapes:
+        if _takes_group(offer, heads[0] // heads[1]) and heads != base.heads:
             yield heads
 
 

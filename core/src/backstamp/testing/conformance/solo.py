@@ -29,7 +29,7 @@ from backstamp.resolution import resolve
 from backstamp.testing.conformance.cases import AttentionCase
 from backstamp.testing.fakes import catalogue_of, fake_plugin, recording_factory
 
-__all__ = ["COMPANION", "KEY", "NUM_STEPS", "Alone", "Solo", "asked_by", "companion_of", "load_alone"]
+__all__ = ["COMPANION", "KEY", "NUM_STEPS", "Alone", "Solo", "asked_by", "companion_of", "load_alone", "second_layer"]
 
 COMPANION: Final = "conformance-companion"
 KEY: Final = "conformance"
@@ -41,7 +41,7 @@ _ASKED: Final[Mapping[str, tuple[str, object]]] = {
     "dcp": ("dcp_size", 2),
     "chunked_prefill": ("chunked_prefill_size", 64),
 }
-#: Steps of a draft loop under test: two, so that it has a container and a second step.
+#: Steps of a draft loop where a case does not say: two, so that it has a container and a second step.
 NUM_STEPS: Final = 3
 
 
@@ -103,17 +103,17 @@ class Solo(Alone):
         return resolve(launch, engine, case.model(), self.host, self._catalogue(case), role=role)
 
     def build(self, case: AttentionCase, plan: Plan, layer: LayerSpec, num_pages: int) -> RunnerBackends:
-        """Build the plan for one layer.
+        """Build the plan for a layer and the next.
 
         Raises:
             BackstampError: as `backstamp.construction.build`.
         """
         tokens = sum(q for q, _ in case.rows) + case.pad_tokens
         # each step of a draft loop sees a token more
-        longest = max((kv for _, kv in case.rows), default=0) + NUM_STEPS
+        longest = max((kv for _, kv in case.rows), default=0) + case.num_steps
         runner = RunnerShape(
             device=torch_device(plan.device),
-            layers=(layer,),
+            layers=(layer, second_layer(layer)),
             max_rows=max(8, len(case.rows)),
             max_tokens=max(64, tokens),
             max_pages=max(8, num_pages),
@@ -131,7 +131,7 @@ class Solo(Alone):
         if case.phase == "verify":
             asked["verify_attention_backend"] = key
         if "spec" in case.said or "topk" in case.said:
-            asked |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": NUM_STEPS}
+            asked |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": case.num_steps}
             asked["speculative_topk"] = 2 if "topk" in case.said else 1
         return asked | asked_by(case.words)
 
@@ -139,6 +139,12 @@ class Solo(Alone):
         # what is asked of a kernel's insides is a conflict where another kernel serves a phase
         others = () if case.asks else [other for other in PHASES if other != case.phase]
         return self.catalogue(others, (companion_of(self.offer),))
+
+
+def second_layer(layer: LayerSpec) -> LayerSpec:
+    """The next layer of the same group: alike in all that groups layers, with numbers of its own."""
+    sinks = None if layer.sinks is None else layer.sinks.flip(0) + 1
+    return replace(layer, layer_id=1, scale=0.7 * layer.scale, sinks=sinks)
 
 
 def asked_by(words: frozenset[str]) -> dict[str, object]:
