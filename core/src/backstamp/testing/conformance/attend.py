@@ -177,9 +177,10 @@ def _faults_of_loop(container: DraftContainer[object], case: AttentionCase, step
     steps = [replace(make_step(one, str(step.q.device), seed=at), layer=step.layer) for at, one in enumerate(cases)]
     states = container.plan([one.batch for one in steps])
     for at, (backend, one, made, state) in enumerate(zip(container.attn_backends, cases, steps, states, strict=True)):
-        out = serve(backend, one, made, state)
+        lse = nan_lse(one, made)
+        out = serve(backend, one, made, state, lse=lse)
         truth, true_lse = truth_of(one, made, seed=at)
-        fault = wrong(out, truth, one, accuracy, lse=None, true_lse=true_lse)
+        fault = wrong(out, truth, one, accuracy, lse=lse, true_lse=true_lse)
         if fault:
             return f"step {at}: {fault}"
     return ""

@@ -1,25 +1,25 @@
-"""What the call contract asks of every backend, whatever it computes: signatures, states, bits.
+"""What the call contract asks of every backend, whatever it computes: signatures, states, layers of one step.
 
-In: a `Subject`. Out: jobs. Signatures are read with `inspect`: a plugin needs no class of ours. Determinism is held
-where it is declared: the same bits for a row whatever shares its batch.
+In: a `Subject`. Out: jobs. Signatures are read with `inspect`: a plugin needs no class of ours.
 
 .. versionadded:: 0.2
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
-from backstamp.declarations import Offer
 from backstamp.errors import BackstampError, UnsupportedBatch
-from backstamp.stamp import is_container, parts_of
+from backstamp.stamp import parts_of
 from backstamp.testing.conformance.cases import AttentionCase
-from backstamp.testing.conformance.numerics import DENSE_FAMILIES, built_case, runs_here
+from backstamp.testing.conformance.numerics import built_case
 from backstamp.testing.conformance.row_cases import base_case, cases_of
-from backstamp.testing.conformance.solo import Solo
+from backstamp.testing.conformance.rows import each_row, skipped_job
+from backstamp.testing.conformance.signatures import signature_faults
+from backstamp.testing.conformance.solo import Solo, second_layer
 from backstamp.testing.conformance.subject import Job, Skipped, Subject
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from backstamp.attention import AttentionBackend
     from backstamp.testing.batches import MadeStep
 
-__all__ = ["contract_jobs", "determinism_jobs", "signature_faults"]
-
-_FORWARD_KEYWORDS: Final = ("out", "lse", "new", "q_rope", "indices")
+__all__ = ["built_part", "contract_jobs", "cut_case", "same_bits", "tokens_of"]
 
 
 def contract_jobs(subject: Subject) -> Iterator[Job]:
@@ -38,6 +36,8 @@ def contract_jobs(subject: Subject) -> Iterator[Job]:
     checks: tuple[tuple[str, Callable[[Solo, AttentionCase], str]], ...] = (
         ("signatures", _signatures),
         ("two steps planned before either runs", _two_states),
+        ("two layers of one step", _two_layers),
+        ("a tree filled after plan", _late_tree),
         ("a state given back for another step right or refused", _renewed_state),
         ("forward without out", _no_out),
         ("inputs left as they were", _inputs_untouched),
@@ -45,64 +45,19 @@ def contract_jobs(subject: Subject) -> Iterator[Job]:
         ("sinks written in place", _reloaded_sinks),
         ("a causal rule a row right or refused", _causal_rows),
     )
-    for name, solo in subject.solos:
-        if solo.offer.family not in DENSE_FAMILIES or runs_here(solo):
+    for name, solo, reason in each_row(subject):
+        if reason:
+            yield skipped_job("contract", name, reason)
             continue
         for phase in ("prefill", "decode", "verify"):
             if phase not in solo.offer.phases:
                 continue
             case = base_case(solo.offer, phase)
             for what, check in checks:
-                run = lambda solo=solo, case=case, check=check: check(solo, case)  # noqa: E731
-                yield Job("contract", f"{name}: {phase}, {what}", run)
-
-
-def determinism_jobs(subject: Subject) -> Iterator[Job]:
-    """Rows that declare the same bits for a row whatever shares its batch."""
-    for name, solo in subject.solos:
-        if not solo.offer.deterministic or solo.offer.family not in DENSE_FAMILIES or runs_here(solo):
-            continue
-        words = ("plain", "bf16", "fp16", "window", "window and sinks")
-        for case in cases_of(solo.offer):
-            if case.name in words and not case.phase.startswith("draft"):
-                run = lambda solo=solo, case=case: _same_bits(solo, case)  # noqa: E731
-                fix = "Make a row's sums independent of its neighbours, or do not declare deterministic"
-                yield Job("determinism", f"{name}: {case.phase}, {case.name}", run, fix)
-
-
-def signature_faults(built: object, offer: Offer) -> Iterator[str]:
-    """What of the call contract a built attention object cannot be called with."""
-    if is_container(built):
-        yield from _unlike(built, "plan", ("batches",), ())
-        return
-    yield from _unlike(built, "plan", ("batch",), ("state", "capture"))
-    yield from _unlike(built, "forward", ("q", "kv", "layer", "state"), _FORWARD_KEYWORDS)
-    for name, words in (("init_graphs", ("max_rows", "max_tokens")), ("replan", ("state",))):
-        if hasattr(built, name):
-            yield from _unlike(built, name, words, ())
-        elif offer.graph != "never" and name == "replan" and offer.plan == "device":
-            yield "replan is missing: a row with plan 'device' does its device half there"
-
-
-def _unlike(built: object, name: str, positional: Sequence[str], keywords: Sequence[str]) -> Iterator[str]:
-    method = getattr(built, name, None)
-    wanted = f"{name}({', '.join([*positional, *(['*'] if keywords else []), *(f'{word}=...' for word in keywords)])})"
-    if not callable(method):
-        yield f"needs {wanted}, got no such method"
-        return
-    try:
-        inspect.signature(method).bind(*positional, **dict.fromkeys(keywords))
-    except TypeError as cause:
-        yield f"needs {wanted}, got {name}{inspect.signature(method)}: {cause}"
-    except ValueError:  # a method of an extension module says nothing of itself
-        return
-    required = [
-        parameter.name
-        for parameter in inspect.signature(method).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.KEYWORD_ONLY
-    ]
-    if required:
-        yield f"{name} needs {', '.join(required)} on every call, which no engine knows of"
+                if check in _ABOUT and _ABOUT[check] not in solo.offer.features:
+                    continue
+                fix = "Keep to the call contract: backstamp.attention, AttentionBackend"
+                yield Job("contract", f"{name}: {phase}, {what}", partial(check, solo, case), fix)
 
 
 def _signatures(solo: Solo, case: AttentionCase) -> str:
@@ -110,7 +65,7 @@ def _signatures(solo: Solo, case: AttentionCase) -> str:
     return "; ".join(fault for part in parts_of(backend) for fault in signature_faults(part, solo.offer))
 
 
-def _built(solo: Solo, case: AttentionCase) -> tuple[AttentionBackend[object], MadeStep]:
+def built_part(solo: Solo, case: AttentionCase) -> tuple[AttentionBackend[object], MadeStep]:
     if case.dtype == "bf16" and solo.interpreted:
         raise Skipped("Triton's interpreter computes bf16 wrongly; run it on a GPU")
     backend, step = built_case(solo, case)
@@ -121,17 +76,61 @@ def _two_states(solo: Solo, case: AttentionCase) -> str:
     """An engine keeps several states alive: one a KV group, one a micro-batch."""
     from backstamp.testing.conformance.attend import rows_of, serve, truth_of, wrong
 
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     live = [row for row, (q, _) in enumerate(case.rows) if q]
     first, second = rows_of(step, live[:2]), rows_of(step, live[2:] or live[:1])
     states = [backend.plan(first.batch), backend.plan(second.batch)]
     truth, true_lse = truth_of(case, step)
     for rows, made, state in ((live[:2], first, states[0]), (live[2:] or live[:1], second, states[1])):
-        out = serve(backend, _of_rows(case, rows), made, state)
-        words = wrong(out, _tokens(truth, step, rows), _of_rows(case, rows), solo.offer.accuracy, lse=None,
+        out = serve(backend, cut_case(case, rows), made, state)
+        words = wrong(out, tokens_of(truth, step, rows), cut_case(case, rows), solo.offer.accuracy, lse=None,
                       true_lse=true_lse)  # fmt: skip
         if words:
             return f"the step planned {'first' if made is first else 'second'}: {words}"
+    return ""
+
+
+def _two_layers(solo: Solo, case: AttentionCase) -> str:
+    """A step is planned once and serves every layer of its group, each with its own keys, scale and sinks."""
+    from backstamp.testing.conformance.attend import make_step, serve, truth_of, wrong
+
+    sinks = [one for one in cases_of(solo.offer) if one.phase == case.phase and one.sinks is not None and not one.graph]
+    for one in (case, *sinks[:1]):
+        backend, step = built_part(solo, one)
+        other = replace(make_step(one, str(step.q.device), seed=1), batch=step.batch, layer=second_layer(step.layer))
+        # other numbers under the first layer's own pages
+        kv = make_step(one, str(step.q.device)).kv
+        flipped = [None if cache is None else (-cache.float()).to(cache.dtype) for cache in (kv.k, kv.v)]
+        for cache, numbers in zip((kv.k, kv.v), flipped, strict=True):
+            if cache is not None and numbers is not None:
+                cache.copy_(numbers)
+        other = replace(other, kv=kv, pages=step.pages)
+        state = backend.plan(step.batch)
+        for what, layer in (("first", step), ("second", other), ("first again", step)):
+            truth, true_lse = truth_of(one, layer)
+            words = wrong(serve(backend, one, layer, state), truth, one, solo.offer.accuracy, lse=None,
+                          true_lse=true_lse)  # fmt: skip
+            if words:
+                return f"the {what} layer: {words}"
+    return ""
+
+
+def _late_tree(solo: Solo, case: AttentionCase) -> str:
+    """A tree kernel fills the target's buffer after `plan`: it is read in `forward`, or in `replan`."""
+    from backstamp.testing.conformance.attend import serve, truth_of, wrong
+
+    for one in [one for one in cases_of(solo.offer) if one.tree is not None and one.phase == case.phase][:3]:
+        backend, step = built_part(solo, one)
+        tree = step.batch.tree
+        assert tree is not None
+        filled = tree.buffer.clone()
+        tree.buffer.zero_()
+        state = backend.plan(step.batch)
+        tree.buffer.copy_(filled)
+        truth, true_lse = truth_of(one, step)
+        words = wrong(serve(backend, one, step, state), truth, one, solo.offer.accuracy, lse=None, true_lse=true_lse)
+        if words:
+            return f"{one.tree}: {words}"
     return ""
 
 
@@ -139,7 +138,7 @@ def _renewed_state(solo: Solo, case: AttentionCase) -> str:
     """`plan` with a state gives the same addresses new values; a state that was not planned for it may be refused."""
     from backstamp.testing.conformance.attend import make_step, serve, truth_of, wrong
 
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     state = backend.plan(step.batch)
     serve(backend, case, step, state)
     other = replace(make_step(case, str(step.q.device), seed=1), layer=step.layer)
@@ -155,7 +154,7 @@ def _renewed_state(solo: Solo, case: AttentionCase) -> str:
 def _no_out(solo: Solo, case: AttentionCase) -> str:
     from backstamp.testing.conformance.attend import keys_of, truth_of, wrong
 
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     kv, new = keys_of(case, step)
     out = backend.forward(step.q, kv, step.layer, backend.plan(step.batch), new=new)
     wanted = (step.batch.num_tokens, case.heads[0], case.dims[1])
@@ -168,7 +167,7 @@ def _no_out(solo: Solo, case: AttentionCase) -> str:
 def _inputs_untouched(solo: Solo, case: AttentionCase) -> str:
     from backstamp.testing.conformance.attend import serve
 
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     batch = step.batch
     held: dict[str, Tensor | None] = {
         "q": step.q,
@@ -183,7 +182,7 @@ def _inputs_untouched(solo: Solo, case: AttentionCase) -> str:
     }
     before = {name: tensor.clone() for name, tensor in held.items() if tensor is not None}
     serve(backend, case, step, backend.plan(batch))
-    changed = [name for name, old in before.items() if not _equal(old, held[name])]
+    changed = [name for name, old in before.items() if not same_bits(old, held[name])]
     return f"wrote into {', '.join(changed)}, which is the engine's" if changed else ""
 
 
@@ -208,10 +207,8 @@ def _reloaded_sinks(solo: Solo, case: AttentionCase) -> str:
 
     from backstamp.testing.conformance.attend import serve, truth_of, wrong
 
-    if "sinks" not in solo.offer.features:
-        raise Skipped("the row declares no sinks")
     case = next((one for one in cases_of(solo.offer) if one.phase == case.phase and one.sinks is not None), case)
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     sinks = step.layer.sinks
     assert sinks is not None
     serve(backend, case, step, backend.plan(step.batch))
@@ -247,7 +244,7 @@ def _right_or_refused(solo: Solo, case: AttentionCase, change: Callable[[MadeSte
     from backstamp.testing.conformance.attend import make_step, serve, wrong
     from backstamp.testing.reference import reference_attention
 
-    backend, step = _built(solo, case)
+    backend, step = built_part(solo, case)
     step = change(step)
     try:
         out = serve(backend, case, step, backend.plan(step.batch))
@@ -261,37 +258,23 @@ def _right_or_refused(solo: Solo, case: AttentionCase, change: Callable[[MadeSte
     return f"neither refused nor read: {words}" if words else ""
 
 
-def _same_bits(solo: Solo, case: AttentionCase) -> str:
-    """Each row alone, and all in reverse, against all in order."""
-    from backstamp.testing.conformance.attend import rows_of, serve
-
-    backend, step = _built(solo, case)
-    together = serve(backend, case, step, backend.plan(step.batch))
-    live = [row for row, (q, _) in enumerate(case.rows) if q]
-    for rows in ([row] for row in live):
-        alone = rows_of(step, rows)
-        out = serve(backend, _of_rows(case, rows), alone, backend.plan(alone.batch))
-        if not _equal(out, _tokens(together, step, rows)):
-            return f"row {rows[0]} has other bits alone than among {len(case.rows)} rows"
-    turned = list(reversed(range(len(case.rows))))
-    made = rows_of(step, turned)
-    out = serve(backend, _of_rows(case, turned), made, backend.plan(made.batch))
-    return "" if _equal(out, _tokens(together, step, turned)) else "the same rows in reverse have other bits"
-
-
-def _of_rows(case: AttentionCase, rows: Sequence[int]) -> AttentionCase:
+def cut_case(case: AttentionCase, rows: Sequence[int]) -> AttentionCase:
     return replace(case, rows=tuple(case.rows[row] for row in rows))
 
 
-def _tokens(tensor: Tensor, step: MadeStep, rows: Sequence[int]) -> Tensor:
+def tokens_of(tensor: Tensor, step: MadeStep, rows: Sequence[int]) -> Tensor:
     """The tokens of some rows, in their order."""
     starts = step.batch.qo_indptr.tolist()
     return tensor[[token for row in rows for token in range(starts[row], starts[row + 1])]]
 
 
-def _equal(one: Tensor, other: Tensor | None) -> bool:
+def same_bits(one: Tensor, other: Tensor | None) -> bool:
     """Bit for bit, NaN equal to itself."""
     import torch
 
     assert other is not None
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+#: What a check is about, where a row need not declare it.
+_ABOUT: Final[dict[Callable[[Solo, AttentionCase], str], str]] = {_late_tree: "tree_mask", _reloaded_sinks: "sinks"}

@@ -17,8 +17,8 @@ from typing import Final
 
 from backstamp.plan_reading import plan_from_json
 from backstamp.testing.conformance.cases import AttentionCase
-from backstamp.testing.conformance.numerics import DENSE_FAMILIES, runs_here
 from backstamp.testing.conformance.row_cases import base_case
+from backstamp.testing.conformance.rows import each_row, skipped_job
 from backstamp.testing.conformance.solo import Solo
 from backstamp.testing.conformance.subject import Job, Subject, subjects_of
 
@@ -38,7 +38,13 @@ if __name__ == "__main__":
     mine, theirs = context.Pipe()
     worker = context.Process(target=serve_in_child, args=(asked, data, theirs))
     worker.start()
-    answer = mine.recv() if mine.poll(240) else "the worker did not answer within 240 s"
+    # the worker's own end alone: its death is then the end of the pipe
+    theirs.close()
+    try:
+        answer = mine.recv() if mine.poll(240) else "the worker did not answer within 240 s"
+    except EOFError:
+        worker.join(10)
+        answer = f"the worker ended without an answer (exit {worker.exitcode})"
     worker.join(10)
     if worker.is_alive():
         worker.kill()
@@ -49,8 +55,9 @@ if __name__ == "__main__":
 def process_jobs(subject: Subject) -> Iterator[Job]:
     """Pickling for every dense row; fork and spawn for the first row that runs here."""
     first: str | None = None
-    for name, solo in subject.solos:
-        if solo.offer.family not in DENSE_FAMILIES or runs_here(solo):
+    for name, solo, reason in each_row(subject):
+        if reason:
+            yield skipped_job("processes", name, reason)
             continue
         phase = next(phase for phase in ("prefill", "decode", "verify") if phase in solo.offer.phases)
         case = base_case(solo.offer, phase)
@@ -107,13 +114,11 @@ def _travels(solo: Solo, case: AttentionCase) -> str:
 
 
 def _in_child(asked: dict[str, str]) -> str:
-    child = subprocess.run(
-        [sys.executable, "-c", _PARENT, json.dumps(asked)],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
+    program = [sys.executable, "-c", _PARENT, json.dumps(asked)]
+    try:
+        child = subprocess.run(program, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the front end did not end within {_TIMEOUT_S} s"
     lines = child.stdout.strip().splitlines()
     if child.returncode or not lines:
         end = child.stderr.strip().splitlines()[-1:] or ["without a word"]

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from backstamp.declarations import PHASES, Offer, Phase
 from backstamp.testing.conformance.cases import AttentionCase
+from backstamp.testing.conformance.row_lengths import even_rows, long_rows, many_rows, rows_about_pages
 
 if TYPE_CHECKING:
     from backstamp.testing.batches import CacheForm, IndexForm, TreeKind
 
-__all__ = ["UNCHECKED_FEATURES", "base_case", "cases_of", "dims_of", "dtypes_of", "is_excluded"]
+__all__ = ["UNCHECKED_FEATURES", "base_case", "cases_of", "dims_of", "dtypes_of", "is_excluded", "sink_dtypes_of"]
 
 #: Features no reference of ours computes; they are told as skipped, never taken for right.
 UNCHECKED_FEATURES: Final = frozenset(
@@ -47,7 +48,7 @@ def base_case(offer: Offer, phase: Phase) -> AttentionCase:
     case = AttentionCase(
         name="plain",
         phase=phase,
-        rows=_rows(offer, phase, page),
+        rows=rows_about_pages(offer, phase, page),
         family=offer.family,
         heads=_heads(offer),
         dims=dims_of(offer)[0],
@@ -71,7 +72,7 @@ def _with_needs(offer: Offer, case: AttentionCase) -> AttentionCase:
     if "softcap" in needs:
         case = replace(case, softcap=20.0)
     if "sinks" in needs:
-        case = replace(case, sinks=_sink_dtypes(offer, case)[0])
+        case = replace(case, sinks=sink_dtypes_of(offer, case)[0])
     if "non_causal" in needs:
         case = replace(case, causal=False)
     return replace(case, words=frozenset(needs - case.said - {"window", "softcap", "sinks", "non_causal"}))
@@ -80,10 +81,29 @@ def _with_needs(offer: Offer, case: AttentionCase) -> AttentionCase:
 def _of_phase(offer: Offer, phase: Phase) -> Iterator[AttentionCase]:
     base = base_case(offer, phase)
     yield base
+    if phase.startswith("draft"):
+        # the kernel of a half again, in its draft's company: what only a draft brings, and each dtype and feature
+        yield from _of_draft(offer, base)
+        return
     yield from _of_types(offer, base)
     yield from _of_cache(offer, base)
     yield from _of_batch(offer, base)
     yield from _of_features(offer, base)
+
+
+def _of_draft(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
+    for dtype in dtypes_of(offer)[1:]:
+        yield replace(base, name=dtype, dtype=dtype)
+    for dtype in sorted(offer.kv_dtypes - {base.kv_dtype, "same"}):
+        yield replace(base, name=f"cache of {dtype}", kv_dtype=dtype)
+    for page in _pages(offer)[1:]:
+        yield replace(base, name=f"pages of {page}", page_size=page, rows=rows_about_pages(offer, base.phase, page))
+    yield from _of_features(offer, base)
+    yield replace(base, name="many rows", rows=many_rows(base))
+    if base.phase == "draft_decode":
+        yield replace(base, name="five steps", num_steps=5)
+        if "topk" in offer.features:
+            yield replace(base, name="two branches a row", words=base.words | {"topk"})
 
 
 def _of_types(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
@@ -101,7 +121,7 @@ def _of_cache(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if "paged" not in offer.kv_forms:
         return
     for page in _pages(offer)[1:]:
-        yield replace(base, name=f"pages of {page}", page_size=page, rows=_rows(offer, base.phase, page))
+        yield replace(base, name=f"pages of {page}", page_size=page, rows=rows_about_pages(offer, base.phase, page))
     for form in _INDEX_FORMS:
         if form in offer.index_forms and form != base.index_form:
             yield replace(base, name=f"index {form}", index_form=form)
@@ -115,14 +135,12 @@ def _of_batch(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     yield replace(base, name="no rows", rows=())
     yield replace(base, name="one row", rows=(base.rows[1],))
     # more keys, queries and rows than one tile, split or block of a grid takes
-    yield replace(base, name="long rows", rows=_long_rows(offer, base))
-    yield replace(base, name="many rows", rows=_many_rows(base))
+    yield replace(base, name="long rows", rows=long_rows(base))
+    yield replace(base, name="many rows", rows=many_rows(base))
     yield replace(base, name="large logits", loudness=20.0)
     if base.phase == "verify":
         yield replace(base, name="drafts of unlike lengths", rows=((1, 20), (2, 33), (5, 40), (8, 70)))
         yield replace(base, name="drafts of eight", rows=((8, 8), (8, 41), (8, 70)))
-    if base.phase == "draft_decode":
-        yield replace(base, name="five steps", num_steps=5)
     if "host_lens" not in _inputs(offer, base.phase):
         yield replace(base, name="no host lengths", host_lens=False)
         yield replace(base, name="host lengths that are bounds", host_exact=False)
@@ -132,7 +150,7 @@ def _of_batch(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if base.latent and base.dims[0] > base.dims[1]:
         yield replace(base, name="rotary part apart", rope_apart=True)
     if offer.graph != "never" and base.phase in ("decode", "verify"):
-        yield replace(base, name="CUDA graph", rows=_even_rows(base.phase, base.page_size), graph=True)
+        yield replace(base, name="CUDA graph", rows=even_rows(base.phase, base.page_size), graph=True)
 
 
 def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
@@ -143,13 +161,13 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
     if "softcap" in has:
         plain.append(replace(base, name="softcap", softcap=20.0))
     if "sinks" in has:
-        plain += [replace(base, name=f"sinks in {dtype}", sinks=dtype) for dtype in _sink_dtypes(offer, base)]
+        plain += [replace(base, name=f"sinks in {dtype}", sinks=dtype) for dtype in sink_dtypes_of(offer, base)]
     if "alibi" in has:
         plain.append(replace(base, name="alibi", alibi=True))
     yield from plain
     yield from _loaded(offer, base)
     if "window" in has and "sinks" in has:
-        yield replace(base, name="window and sinks", window=_WINDOW, sinks=_sink_dtypes(offer, base)[0])
+        yield replace(base, name="window and sinks", window=_WINDOW, sinks=sink_dtypes_of(offer, base)[0])
     if "window" in has and "softcap" in has:
         yield replace(base, name="window and softcap", window=_WINDOW, softcap=20.0)
     if "lse" in has and base.sinks is None:
@@ -165,8 +183,6 @@ def _of_features(offer: Offer, base: AttentionCase) -> Iterator[AttentionCase]:
         yield replace(base, name="encoder", rows=rows, new="all", attn_type="encoder", causal=False)
     if "cross" in has and base.phase in ("prefill", "decode") and base.new != "all":
         yield replace(base, name="cross", attn_type="cross", causal=False)
-    if "topk" in has and base.phase == "draft_decode":
-        yield replace(base, name="two branches a row", words=base.words | {"topk"})
     if "tree_mask" in has and base.phase == "verify":
         for tree in _TREES:
             yield replace(base, name=f"tree mask, {tree}", tree=tree)
@@ -185,7 +201,7 @@ def _loaded(offer: Offer, case: AttentionCase) -> Iterator[AttentionCase]:
         name="all features" if case.name == "plain" else f"{case.name}, all features",
         window=_WINDOW if "window" in has else case.window,
         softcap=20.0 if "softcap" in has else case.softcap,
-        sinks=_sink_dtypes(offer, case)[0] if "sinks" in has else case.sinks,
+        sinks=sink_dtypes_of(offer, case)[0] if "sinks" in has else case.sinks,
     )
 
 
@@ -201,43 +217,8 @@ def is_excluded(offer: Offer, said: frozenset[str], *, graph: bool) -> bool:
     return graph and "never" in levels
 
 
-def _rows(offer: Offer, phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
-    """Rows about a page's boundary: the second is never empty, the third is a pad."""
-    # pages of one token have every boundary anyway
-    page = max(page, 8)
-    pad = (0, offer.fill_value)
-    if phase in ("decode", "draft_decode"):
-        return ((1, 1), (1, page), pad, (1, page + 1), (1, 2 * page + 5), (1, 2 * page))
-    if phase == "verify":
-        return ((4, 4), (4, page), pad, (4, page + 1), (4, 2 * page + 5))
-    if phase == "draft_extend":
-        return ((1, page + 4), (3, 3), pad, (4, 2 * page))
-    if "paged" not in offer.kv_forms or not offer.prefix:
-        return ((page, page), (page + 1, page + 1), pad, (1, 1), (2 * page, 2 * page))
-    return ((page, page), (page + 1, 2 * page + 1), pad, (1, 1), (1, page + 3), (0, page), (7, 2 * page))
-
-
-def _long_rows(offer: Offer, base: AttentionCase) -> tuple[tuple[int, int], ...]:
-    lens = {"prefill": (70, 129, 33), "verify": (4, 4, 4), "draft_extend": (4, 2, 5)}.get(base.phase, (1, 1, 1))
-    kv_lens = (70, 600, 257)
-    if base.phase == "prefill" and not base.cached_prefix:
-        return ((70, 70), (257, 257), (129, 129))
-    return tuple((q, max(q, kv)) for q, kv in zip(lens, kv_lens, strict=True))
-
-
-def _many_rows(base: AttentionCase) -> tuple[tuple[int, int], ...]:
-    q_len = {"prefill": 2, "verify": 4, "draft_extend": 2}.get(base.phase, 1)
-    more = 1 if base.cached_prefix else 0
-    return tuple((q_len, q_len + more * (3 * row % 29)) for row in range(40))
-
-
 def _inputs(offer: Offer, phase: Phase) -> frozenset[str]:
     return offer.inputs | offer.phase_inputs.get(phase, frozenset())
-
-
-def _even_rows(phase: Phase, page: int) -> tuple[tuple[int, int], ...]:
-    q_len = 1 if phase == "decode" else 4
-    return tuple((q_len, q_len + 16 + (page + 7) * row) for row in range(4))
 
 
 def _first_page(offer: Offer) -> int:
@@ -292,7 +273,7 @@ def _takes_group(offer: Offer, group: int) -> bool:
     return False
 
 
-def _sink_dtypes(offer: Offer, base: AttentionCase) -> list[str]:
+def sink_dtypes_of(offer: Offer, base: AttentionCase) -> list[str]:
     """Dtypes of stored sinks the row reads as they are, then one that it converts."""
     direct = [base.dtype if dtype == "same" else dtype for dtype in sorted(offer.sink_dtypes)]
     if offer.sink_conversion == "any":

@@ -9,6 +9,8 @@ answers an alias, another name, or a container that hides its steps is refused b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from backstamp.catalogue import build_catalogue
 from backstamp.declarations import PHASES
@@ -18,6 +20,7 @@ from backstamp.stamp import Stamp, parts_of, read_stamp
 from backstamp.testing.conformance.cases import AttentionCase
 from backstamp.testing.conformance.numerics import DENSE_FAMILIES, built_case, refused_here
 from backstamp.testing.conformance.row_cases import base_case
+from backstamp.testing.conformance.rows import skipped_job
 from backstamp.testing.conformance.solo import Solo
 from backstamp.testing.conformance.subject import Job, Subject
 
@@ -27,13 +30,17 @@ __all__ = ["stamp_jobs"]
 def stamp_jobs(subject: Subject) -> Iterator[Job]:
     """A job a row and phase, and one a key."""
     for name, solo in subject.solos:
-        if solo.offer.family not in DENSE_FAMILIES or refused_here(solo):
+        dense = solo.offer.family in DENSE_FAMILIES
+        reason = refused_here(solo) if dense else f"rows of family {solo.offer.family} are held by numerics"
+        if reason:
+            yield skipped_job("stamps", name, reason)
             continue
         for phase in (phase for phase in PHASES if phase in solo.offer.all_phases):
             case = base_case(solo.offer, phase)
-            fix = "Answer Built with the kernel's own name, as declared"
-            run = lambda solo=solo, case=case: _stamp_faults(solo, case)  # noqa: E731
-            yield Job("stamps", f"{name}: {phase}", run, fix)
+            yield Job("stamps", f"{name}: {phase}", partial(_stamp_faults, solo, case))
+            if phase == "draft_decode":
+                longer = replace(case, num_steps=5)
+                yield Job("stamps", f"{name}: {phase}, five steps", partial(_stamp_faults, solo, longer))
     for alias in subject.found.declared.aliases:
         run_key = lambda key=alias.key, slot=alias.slot: _key_faults(subject, key, slot)  # noqa: E731
         yield Job("stamps", f"key {alias.key}", run_key, "List names of kernels that some plugin declares")

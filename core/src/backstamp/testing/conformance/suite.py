@@ -17,12 +17,14 @@ from backstamp.checking import check_installed, check_modules
 from backstamp.discovery import Discovery, discover
 from backstamp.errors import BackstampError, BadInput
 from backstamp.findings import Finding, Outcome, Report
-from backstamp.host import HostFacts, this_host
+from backstamp.host import HostFacts
 from backstamp.lint import known_hosts
 from backstamp.model import LINEAR_FAMILIES
 from backstamp.stamp import said
-from backstamp.testing.conformance.contract import contract_jobs, determinism_jobs
+from backstamp.testing.conformance.contract import contract_jobs
+from backstamp.testing.conformance.determinism import determinism_jobs
 from backstamp.testing.conformance.imports import import_jobs
+from backstamp.testing.conformance.isolation import outcomes_in_child
 from backstamp.testing.conformance.linear_numerics import linear_numeric_jobs, linear_runs_here
 from backstamp.testing.conformance.linear_solo import LinearSolo
 from backstamp.testing.conformance.numerics import DENSE_FAMILIES, numeric_jobs, runs_here
@@ -97,10 +99,10 @@ def check_plugins(
         checked = check_modules(modules, against) if names else check_installed(against)
         for outcome in checked.outcomes:
             tell(outcome)
-    host = this_host() if set(wanted) - set(DECLARATION_CHECKS) else None
     for found in installed.found:
         if not names or found.module in modules:
-            subject = Subject(found=found, host=host or known_hosts()[0], discovery=installed)
+            # only the child that runs kernels asks which host this is
+            subject = Subject(found=found, host=known_hosts()[0], discovery=installed)
             for outcome in _outcomes_of(subject, [check for check in wanted if check != "declarations"]):
                 tell(outcome)
     return Report(tool="backstamp check", subject=", ".join(names) or "all plugins", outcomes=tuple(outcomes))
@@ -116,10 +118,15 @@ def _modules_of(name: str, installed: Discovery) -> list[str]:
 
 
 def _outcomes_of(subject: Subject, checks: Sequence[str]) -> Iterator[Outcome]:
+    """What needs no kernel here, the rest in a process that a kernel may end."""
     told: list[Outcome] = []
-    for job in jobs_of(subject, checks):
+    for job in jobs_of(subject, [check for check in checks if check in DECLARATION_CHECKS]):
         told.append(outcome_of(job))
         yield told[-1]
+    kernels = [check for check in checks if check not in DECLARATION_CHECKS]
+    for outcome in outcomes_in_child(subject.found.plugin.name, kernels) if kernels else ():
+        told.append(outcome)
+        yield outcome
     yield from _nothing_ran(subject.found.plugin.distribution, checks, told)
 
 
@@ -177,9 +184,12 @@ def outcome_of(job: Job) -> Outcome:
 
 def _nothing_ran(name: str, checks: Sequence[str], outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
     """Rows that were declared and none of them run: no pass of the checks that run kernels."""
-    if "numerics" not in checks or any(one.check == "numerics" and one.status != "skipped" for one in outcomes):
+    kernels = set(checks) - set(DECLARATION_CHECKS)
+    # keys of a plugin are held against a catalogue, without a kernel
+    of_rows = [one for one in outcomes if one.check in kernels and not one.name.startswith("key ")]
+    if not kernels or any(one.status != "skipped" for one in of_rows):
         return
-    reasons = list(dict.fromkeys(one.reason for one in outcomes if one.check == "numerics"))
+    reasons = list(dict.fromkeys(one.reason for one in of_rows))
     text = f"no kernel of it ran on this machine: {'; '.join(reasons[:3]) or 'it declares no row'}"
     fix = f"Run it where one of its rows is served; {' and '.join(DECLARATION_CHECKS)} need no hardware"
     finding = Finding("fault", "nothing-ran", name, text, fix)

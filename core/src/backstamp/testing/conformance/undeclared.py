@@ -1,7 +1,7 @@
 """What a row does not declare must be refused: a mask, a sink or a softcap is never dropped, a dtype never guessed.
 
 In: a `Subject`. Out: jobs. Each builds a row for its plain case and hands it something the row does not declare; the
-answer has to be a `BackstampError` out of `plan` or `forward`. A number is wrong, whatever number it is.
+answer has to be an `UnsupportedBatch` out of `plan` or `forward`. A number is wrong, whatever number it is.
 
 .. versionadded:: 0.2
 """
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from backstamp.declarations import Offer, Phase
-from backstamp.errors import BackstampError
+from backstamp.errors import UnsupportedBatch
 from backstamp.stamp import is_container, said
 from backstamp.testing.conformance.cases import AttentionCase
-from backstamp.testing.conformance.numerics import DENSE_FAMILIES, built_case, runs_here
-from backstamp.testing.conformance.row_cases import base_case
+from backstamp.testing.conformance.numerics import built_case
+from backstamp.testing.conformance.row_cases import base_case, sink_dtypes_of
+from backstamp.testing.conformance.rows import each_row, skipped_job
 from backstamp.testing.conformance.solo import Solo
 from backstamp.testing.conformance.subject import Job, Subject
 
@@ -51,8 +52,9 @@ _Change: TypeAlias = "Callable[[AttentionCase, MadeStep], _Call]"
 
 def undeclared_jobs(subject: Subject) -> Iterator[Job]:
     """A job for each thing that a dense row does not declare, in each of its phases."""
-    for name, solo in subject.solos:
-        if solo.offer.family not in DENSE_FAMILIES or runs_here(solo):
+    for name, solo, reason in each_row(subject):
+        if reason:
+            yield skipped_job("undeclared", name, reason)
             continue
         for phase in _PHASES:
             if phase not in solo.offer.phases:
@@ -72,7 +74,7 @@ def _faults(solo: Solo, case: AttentionCase, what: str, change: _Change) -> str:
     try:
         state = part.plan(call.step.batch, capture=call.capture)
         out = _forward(part, case, call, state)
-    except BackstampError:
+    except UnsupportedBatch:
         return ""
     except Exception as cause:
         return f"needs an UnsupportedBatch that names it, got {said(cause)}"
@@ -201,6 +203,8 @@ def _of_tensors(offer: Offer, case: AttentionCase) -> Iterator[tuple[str, _Chang
 def _beside(offer: Offer, has: frozenset[str], case: AttentionCase) -> Iterator[tuple[str, _Change]]:
     import torch
 
+    from backstamp.testing.conformance.attend import DTYPES
+
     def with_lse(case: AttentionCase, step: MadeStep) -> _Call:
         lse = torch.zeros(step.batch.num_tokens, case.heads[0], device=step.q.device)
         return _Call(step=step, lse=lse)
@@ -213,7 +217,8 @@ def _beside(offer: Offer, has: frozenset[str], case: AttentionCase) -> Iterator[
         return _Call(step=step, q_rope=torch.zeros_like(step.q[..., :16]))
 
     def with_lse_and_sinks(case: AttentionCase, step: MadeStep) -> _Call:
-        sinks = torch.zeros(case.heads[0], device=step.q.device)
+        dtype = DTYPES[sink_dtypes_of(offer, case)[0]]
+        sinks = torch.zeros(case.heads[0], dtype=dtype, device=step.q.device)
         layer = replace(step.layer, sinks=sinks)
         return replace(with_lse(case, step), step=replace(step, layer=layer))
 
