@@ -78,6 +78,22 @@ def test_unlike_layers_are_cut_where_every_kernel_may_be() -> None:
         ask()
 
 
+@pytest.mark.parametrize("widths", [(128, 256), (256, 128)], ids=repr)
+def test_unlike_rows_of_one_kernel_are_each_kept(widths: tuple[int, ...]) -> None:
+    """One name with an alignment a head width: the least common multiple of all, whichever group comes last."""
+    tiles = {128: 4096, 256: 96}
+    offers = [
+        kernel("aligned", head_dims=(width,), deterministic=True, alignment_tokens=tokens)
+        for width, tokens in tiles.items()
+    ]
+    model = model_with(*((2, replace(DENSE, head_dim=width, v_head_dim=width)) for width in widths))
+    plan = plan_of(offers, Requests(attention_backend="aligned", deterministic=True), model=model)
+    for of in (plan, built(plan, offers)):
+        answer = deterministic_prefill(of)
+        assert answer.alignment_tokens == 12288
+        assert answer.split_tiles == tuple(("aligned", tiles[width]) for width in widths)
+
+
 def test_layers_that_are_never_cut_are_not_asked_for_an_alignment() -> None:
     """An encoder has no cache, and no chunks."""
     tower = replace(DENSE, component="vision", attn_type="encoder", causal=False)

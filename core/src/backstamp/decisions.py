@@ -75,7 +75,8 @@ class DeterministicPrefill(NamedTuple):
     """How a deterministic launch cuts prefill.
 
     `alignment_tokens` is what chunks are truncated to a multiple of; `split_tiles` are (kernel, tokens): the tile whose
-    edges a kernel splits keys at. A tile of 1 says that any split gives the same bits.
+    edges a kernel splits keys at, once for each that unlike layers of one kernel have. A tile of 1 says that any split
+    gives the same bits.
     """
 
     alignment_tokens: int
@@ -200,7 +201,8 @@ def deterministic_prefill(of: Asked) -> DeterministicPrefill:
     half_kernel(of, "prefill")
     # layers without a KV cache are not cut
     groups = [group for group in half_row(of, "prefill").groups if group.cached]
-    tiles = {group.kernel: group.alignment_tokens for group in groups}
+    # one kernel may run unlike layers by unlike rows
+    tiles = dict.fromkeys((group.kernel, group.alignment_tokens) for group in groups)
     unknown = sorted(group.kernel for group in groups if group.alignment_tokens is None)
     if unknown or not groups:
         raise Unresolved(
@@ -209,7 +211,7 @@ def deterministic_prefill(of: Asked) -> DeterministicPrefill:
             found=f"none of {', '.join(dict.fromkeys(unknown))}" if unknown else "no layer with a KV cache",
             fix="Resolve with deterministic=True, which refuses such a kernel",
         )
-    split_tiles = tuple((kernel, tokens) for kernel, tokens in tiles.items() if tokens is not None)
+    split_tiles = tuple((kernel, tokens) for kernel, tokens in tiles if tokens is not None)
     said = ", ".join(f"{kernel} splits at {tokens}" for kernel, tokens in split_tiles)
     return DeterministicPrefill(math.lcm(*(tokens for _, tokens in split_tiles)), split_tiles, f"prefill half: {said}")
 
