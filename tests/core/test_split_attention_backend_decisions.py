@@ -181,6 +181,30 @@ def test_no_runner_has_no_floor() -> None:
             floor_applies(of, "flashinfer-python")
 
 
+def test_one_runner_has_a_floor_too() -> None:
+    """A plan or a runner that is no list is one runner, and not a page of its fields."""
+    library = replace(kernel("mine"), requires=("flashinfer-python>=0.6",))
+    plan = plan_of([library], Requests(attention_backend="mine"))
+    for of in (plan, built(plan, [library])):
+        answer = floor_applies(of, "flashinfer-python")
+        assert answer == floor_applies([of], "flashinfer-python")
+        assert answer
+
+
+def test_an_error_never_prints_a_whole_plan() -> None:
+    """A plan in the wrong place is a short line."""
+    asks = (
+        lambda: floor_applies([PLAN], ""),
+        lambda: floor_applies({"target": PLAN}, "flashinfer-python"),
+        lambda: half_runs([PLAN], "prefill", {"mine"}),
+        lambda: half_runs(PLAN, "prefill", [PLAN]),
+    )
+    for ask in asks:
+        with pytest.raises(Unresolved, match="no backend given") as refused:
+            ask()
+        assert len(refused.value.found) < 120
+
+
 def test_a_half_that_is_never_run_is_an_error() -> None:
     """A draft of one step has no decode half."""
     draft = plan_of(OFFERS, Requests(speculative_algorithm="EAGLE", speculative_num_steps=1), role="draft")

@@ -17,6 +17,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from backstamp.construction import RunnerBackends
 from backstamp.declarations import Phase
 from backstamp.errors import BadInput, Unresolved
 from backstamp.forward import phase_named
@@ -36,6 +37,7 @@ from backstamp.halves import (
     pair,
     plan_of,
 )
+from backstamp.plan import Plan
 from backstamp.sink_choice import SinkChoice, SinkRead, stored_sinks
 from backstamp.text import canonical
 
@@ -216,9 +218,9 @@ def deterministic_prefill(of: Asked) -> DeterministicPrefill:
     return DeterministicPrefill(math.lcm(*(tokens for _, tokens in split_tiles)), split_tiles, f"prefill half: {said}")
 
 
-def floor_applies(of: Sequence[Asked], library: str, kernels: Collection[str] = ()) -> Decision:
+def floor_applies(of: Asked | Sequence[Asked], library: str, kernels: Collection[str] = ()) -> Decision:
     """Whether the version floor of a kernel library applies: some phase, layer or component of either slot of any of
-    these runners, the draft's among them, runs on it.
+    these runners, the draft's among them, runs on it. One alone need not be a list.
 
     `library` is a distribution, the one on the stamps; `kernels` are more that need it beside their own library.
 
@@ -227,11 +229,14 @@ def floor_applies(of: Sequence[Asked], library: str, kernels: Collection[str] = 
     Raises:
         Unresolved: no runner, no library. Unstamped, BuiltMismatch: a runner whose objects are not those of its plan.
     """
-    if not of or not isinstance(of, Sequence) or not isinstance(library, str) or not library.strip():
-        raise no_backend(f"{of!r}, {library!r}")
+    runners = (of,) if isinstance(of, Plan | RunnerBackends) else of
+    if not runners or not isinstance(runners, Sequence):
+        raise no_backend(runners)
+    if not isinstance(library, str) or not library.strip():
+        raise no_backend(library)
     also = kernels_asked(kernels) if kernels else frozenset()
     found: dict[str, None] = {}
-    for plan in map(plan_of, of):
+    for plan in map(plan_of, runners):
         for phase, row in named_rows(plan):
             for group in row.groups:
                 own = group.library is not None and canonical(group.library.distribution) == canonical(library)

@@ -10,6 +10,7 @@ A half is the layers of the runner's main model: a vision tower of another kerne
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -110,7 +111,7 @@ def plan_of(of: Asked) -> Plan:
         verify_consumed(of)
         return of.plan
     if not isinstance(of, Plan):
-        raise no_backend(repr(of))
+        raise no_backend(of)
     return of
 
 
@@ -146,15 +147,15 @@ def kernels_asked(kernels: Collection[str]) -> frozenset[str]:
         Unresolved: none, or something that is no name.
     """
     if not kernels or isinstance(kernels, str) or not all(isinstance(kernel, str) and kernel for kernel in kernels):
-        raise no_backend(repr(kernels))
+        raise no_backend(kernels)
     return frozenset(kernels)
 
 
-def no_backend(found: str) -> Unresolved:
-    """The error of a question about nothing."""
+def no_backend(found: object) -> Unresolved:
+    """The error of a question about nothing; what was given is shortened, it may be a whole plan in the wrong place."""
     return Unresolved(
         "a decision about attention backends",
         needed="a resolved plan and the kernels asked about",
-        found=f"no backend given ({found})",
+        found=f"no backend given ({reprlib.repr(found)})",
         fix="Resolve first; a runner holds its plan",
     )
