@@ -187,6 +187,12 @@ def test_a_single_step_draft_has_no_container() -> None:
     assert DraftBackendFactory(backends).create_decode_backend() is None
 
 
+def test_a_target_has_no_draft_backends() -> None:
+    """Its prefill half serves a draft-extend, and is not handed out for a draft's."""
+    with pytest.raises(BadInput, match="needs the backends of a draft, got those of the target"):
+        DraftBackendFactory(built())
+
+
 def test_a_wrapper_carries_the_stamp_of_what_it_wraps() -> None:
     """copy_stamp is the only door; without it the wrapper is unstamped."""
 
@@ -282,6 +288,7 @@ def test_a_plan_of_other_plugins_is_refused() -> None:
         ("decode", "decode"),
         ("idle", "decode"),
         ("target_verify", "verify"),
+        ("draft_extend", "prefill"),
     ],
 )
 def test_forward_modes_map_onto_phases(mode: str, phase: str) -> None:
@@ -300,6 +307,6 @@ def test_forward_modes_map_onto_phases(mode: str, phase: str) -> None:
 def test_a_phase_this_runner_never_runs_has_no_backend() -> None:
     """Asking for it, or for an unknown mode, is an error that names what runs."""
     with pytest.raises(BadInput, match="prefill, decode"):
-        built().serving_attention_backend("draft_extend")
+        built().serving_attention_backend("draft_decode")
     with pytest.raises(BadInput, match="target_verify"):
         built().serving_attention_backend("nonsense")

@@ -58,6 +58,16 @@ def test_what_is_handed_out_is_held_against_its_phase(role: str, phase: Phase, o
     assert hand(with_object(backends, phase, wrapper)) is wrapper
 
 
+def test_a_runner_holds_what_it_hands_out_against_its_own_role() -> None:
+    """A draft's loop in the place of a target's decode, and the other way round, is refused by the runner's role."""
+    target, draft = built(), built("draft")
+    loop, decode = draft.objects["draft_decode", 0], target.objects["decode", 0]
+    with pytest.raises(BuiltMismatch, match="needs a backend built for decode, got dense"):
+        with_object(target, "decode", loop).serving_attention_backend("decode")
+    with pytest.raises(BuiltMismatch, match="needs a backend built for draft_decode, got dense"):
+        with_object(draft, "draft_decode", decode).serving_attention_backend("decode")
+
+
 def test_a_linear_backend_is_held_too() -> None:
     """In its own slot, by the half a draft follows."""
     backends = built()

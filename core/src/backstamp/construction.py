@@ -71,20 +71,20 @@ class RunnerBackends:
 
     def attention_backends(self) -> tuple[str | None, str | None]:
         """The resolved pair: the kernels of the prefill and the decode half; a draft answers with its own."""
-        decode: Phase = "draft_decode" if self.plan.role == "draft" else "decode"
-        return self.plan.phase("prefill").kernel, self.plan.phase(decode).kernel
+        prefill, decode = (self.plan.phase(phase_named(half, self.plan.role)) for half in ("prefill", "decode"))
+        return prefill.kernel, decode.kernel
 
     def serving_attention_backend(self, mode: str, group: int = 0) -> object:
         """The backend that serves a phase or a forward mode, for one group of layers; one swapped in after start is
-        held against both.
+        held against both. A draft's decode is its loop; a target's draft-extend is its prefill half.
 
         Raises:
             BadInput: an unknown mode, or a phase this runner never runs. Unstamped, BuiltMismatch: as `check_entry`.
         """
-        phase = phase_named(mode)
+        phase = phase_named(mode, self.plan.role)
         for (at, index), built in self.objects.items():
             if at == phase and index == group:
-                check_entry(built, phase)
+                check_entry(built, phase, self.plan.role)
                 return built
         running = ", ".join(row.phase for row in self.plan.running)
         raise BadInput(f"{self.plan.role} of {self.plan.model}", needed=f"a phase it runs ({running})", found=phase)

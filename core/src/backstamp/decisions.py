@@ -38,6 +38,7 @@ from backstamp.halves import (
     plan_of,
 )
 from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.sink_choice import SinkChoice, SinkRead, stored_sinks
 from backstamp.text import canonical
 
@@ -86,41 +87,57 @@ class DeterministicPrefill(NamedTuple):
     reason: str
 
 
-def serving(of: Asked, mode: str, group: int = 0) -> Serving:
-    """What serves a phase or a forward mode, for one group of layers: `RunnerBackends.serving_attention_backend` by
-    name, before anything is built.
+def serving(of: Asked, mode: str, group: int | None = None) -> Serving:
+    """What serves a phase or a forward mode, for one group of layers or all of the main model:
+    `RunnerBackends.serving_attention_backend` by name, before anything is built.
 
-    Verify follows `speculative_attention_mode`, draft-extend runs its own phase of the draft.
+    Verify follows `speculative_attention_mode`. A draft decodes in its loop and has a draft-extend of its own; a
+    target's is run by its prefill half.
 
     Source: SGLang models/inkling_common/attn.py, `serving_attention_backend`.
 
     Raises:
-        BadInput: an unknown mode, or a phase or group this runner never runs. Unresolved: no plan. Unstamped,
-        BuiltMismatch: a runner whose objects are not those of its plan.
+        BadInput: an unknown mode, a phase or group this runner never runs, or groups of unlike kernels and none of
+        them named. Unresolved: no plan. Unstamped, BuiltMismatch: a runner whose objects are not those of its plan.
     """
+    row, asked = _asked_groups(of, mode, group)
+    kernels = {item.kernel for item in asked}
+    if len(kernels) > 1:
+        # a group is asked for by its place among all groups, a tower's too
+        found = ", ".join(f"group {at}: {item.kernel}" for at, item in enumerate(row.groups) if item in asked)
+        fix = "Ask about one group, or whether all are among some kernels: takes_backend_inputs"
+        raise BadInput(f"what serves {mode}", needed="one kernel, or the group asked about", found=found, fix=fix)
+    kernel = kernels.pop()
+    return Serving(row.phase, kernel, f"{mode} runs {row.phase}: {kernel} ({row.source})")
+
+
+def _asked_groups(of: Asked, mode: str, group: int | None) -> tuple[PhasePlan, tuple[GroupPlan, ...]]:
+    """The phase that serves a mode, and the group asked about, or without one all those of the main model."""
     plan = plan_of(of)
-    phase = phase_named(mode)
-    row = plan.phase(phase)
-    if not 0 <= group < len(row.groups):
+    row = plan.phase(phase_named(mode, plan.role))
+    groups = main_groups(row) if group is None else tuple(item for at, item in enumerate(row.groups) if at == group)
+    if not groups:
         running = ", ".join(at.phase for at in plan.running)
-        who = f"{plan.role} of {plan.model}"
-        raise BadInput(who, needed=f"a phase it runs ({running})", found=f"{phase}, group {group}")
-    kernel = row.groups[group].kernel
-    return Serving(phase, kernel, f"{mode} runs {phase}: {kernel} ({row.source})")
+        found = row.phase if group is None else f"{row.phase}, group {group}"
+        raise BadInput(f"{plan.role} of {plan.model}", needed=f"a phase it runs ({running})", found=found)
+    return row, groups
 
 
-def takes_backend_inputs(of: Asked, mode: str, kernels: Collection[str], group: int = 0) -> Decision:
-    """Whether a forward is served by one of the kernels whose own inputs a model assembles: relative bias, score mods,
-    and the prologue fused with them.
+def takes_backend_inputs(of: Asked, mode: str, kernels: Collection[str], group: int | None = None) -> Decision:
+    """Whether a forward is served by kernels whose own inputs a model assembles: relative bias, score mods, and the
+    prologue fused with them. Without a group, all layers of the main model must be.
 
     Source: SGLang models/inkling_common/attn.py.
 
     Raises:
-        BadInput, Unresolved, Unstamped, BuiltMismatch: as `serving`; no kernels are asked about.
+        BadInput: an unknown mode, a phase or group this runner never runs. Unresolved, Unstamped, BuiltMismatch: as
+        `serving`; no kernels are asked about.
     """
     wanted = kernels_asked(kernels)
-    found = serving(of, mode, group)
-    return Decision(found.kernel in wanted, found.reason)
+    row, groups = _asked_groups(of, mode, group)
+    running = dict.fromkeys(item.kernel for item in groups)
+    others = [kernel for kernel in running if kernel not in wanted]
+    return Decision(not others, f"{mode} runs {row.phase}: {', '.join(others or running)} ({row.source})")
 
 
 def runs_chunked_prefix_cache(of: Asked, kernels: Collection[str]) -> Decision:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from backstamp.errors import BuiltMismatch
+from backstamp.errors import BadInput, BuiltMismatch
 
 if TYPE_CHECKING:
     from backstamp.attention import AttentionBackend, Batch, ParameterBackend
@@ -54,6 +54,14 @@ class DraftBackendFactory:
     """What a draft worker asks for its backends, under the names the field knows."""
 
     def __init__(self, backends: RunnerBackends) -> None:
+        """Hand out the backends of one draft runner.
+
+        Raises:
+            BadInput: a target's; its prefill half would answer a draft-extend.
+        """
+        plan = backends.plan
+        if plan.role != "draft":
+            raise BadInput("draft backends", needed="the backends of a draft", found=f"those of the {plan.role}")
         self._backends = backends
 
     def create_decode_backend(self) -> object | None:

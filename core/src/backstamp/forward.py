@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from backstamp.attention import Batch, KVIndex
-from backstamp.declarations import PHASES, Phase
+from backstamp.declarations import PHASES, Phase, Role
 from backstamp.errors import BadInput, BuiltMismatch
 from backstamp.stamp import Stamp, parts_of, read_stamp
 
@@ -31,6 +31,11 @@ FORWARD_MODES: Final[dict[ForwardMode, Phase]] = {
     "target_verify": "verify",
     "draft_extend": "draft_extend",
 }
+#: A draft decodes in its loop; a target has no draft-extend of its own, and its prefill half runs one.
+_OF_ROLE: Final[dict[Role, dict[Phase, Phase]]] = {
+    "target": {"draft_extend": "prefill"},
+    "draft": {"decode": "draft_decode"},
+}
 _HALF_OF_DRAFT: Final[dict[Phase, Phase]] = {"draft_decode": "decode", "draft_extend": "prefill"}
 
 
@@ -46,12 +51,20 @@ def phase_of(mode: str) -> Phase:
     raise BadInput("forward mode", needed=f"one of {', '.join(FORWARD_MODES)}", found=repr(mode))
 
 
-def phase_named(name: str) -> Phase:
-    """A phase by its own name, or the one that serves a forward mode.
+def phase_named(name: str, role: Role) -> Phase:
+    """The phase in which a runner of this role serves a phase or a forward mode.
+
+    A draft decodes in draft_decode, and a target's prefill half runs a draft-extend; every other name is its own phase
+    or that of its mode.
 
     Raises:
-        BadInput: neither.
+        BadInput: neither a phase nor a mode.
     """
+    phase = _phase_called(name)
+    return _OF_ROLE[role].get(phase, phase)
+
+
+def _phase_called(name: str) -> Phase:
     return next((phase for phase in PHASES if phase == name), None) or phase_of(name)
 
 
@@ -61,14 +74,15 @@ def linear_phase_of(name: str) -> Phase:
     Raises:
         BadInput: as `phase_named`.
     """
-    phase = phase_named(name)
+    phase = _phase_called(name)
     return _HALF_OF_DRAFT.get(phase, phase)
 
 
-def check_entry(backend: object, mode: str) -> Stamp:
+def check_entry(backend: object, mode: str, role: Role | None = None) -> Stamp:
     """Hold the backend a forward is about to use, and each of its steps, against a phase or a forward mode; its stamp.
 
-    A runner calls it for what it hands out; an engine that keeps backends itself, on entry to a forward.
+    A runner calls it for what it hands out, with its own role; an engine that keeps backends itself, on entry to a
+    forward, and there the role is the one each was stamped for.
 
     Raises:
         Unstamped: it carries no stamp, because it was swapped in after start. BuiltMismatch: it was built for other
@@ -76,7 +90,7 @@ def check_entry(backend: object, mode: str) -> Stamp:
     """
     stamps = [read_stamp(part) for part in parts_of(backend)]
     for stamp in stamps:
-        phase = linear_phase_of(mode) if stamp.slot == "linear" else phase_named(mode)
+        phase = linear_phase_of(mode) if stamp.slot == "linear" else phase_named(mode, role or stamp.role)
         if phase not in stamp.phases:
             raise BuiltMismatch(
                 f"forward mode {mode}",

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from backstamp.construction import RunnerBackends
-from backstamp.declarations import Half, Phase
+from backstamp.declarations import Half
 from backstamp.errors import BadInput, Unresolved
+from backstamp.forward import phase_named
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.stamp import verify_consumed
@@ -124,8 +125,7 @@ def half_row(of: Asked, half: Half) -> PhasePlan:
     if half not in ("prefill", "decode"):
         raise BadInput("a decision about attention backends", needed="the half prefill or decode", found=repr(half))
     plan = plan_of(of)
-    phase: Phase = "draft_decode" if half == "decode" and plan.role == "draft" else half
-    return plan.phase(phase)
+    return plan.phase(phase_named(half, plan.role))
 
 
 def main_groups(row: PhasePlan) -> tuple[GroupPlan, ...]:

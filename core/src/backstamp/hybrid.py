@@ -68,7 +68,7 @@ class HybridBackend:
         Raises:
             BadInput: an unknown mode, a phase one half never runs, or a draft loop, whose steps are planned apart.
         """
-        plan, phase, of_linear = backends.plan, phase_named(mode), linear_phase_of(mode)
+        plan, phase, of_linear = backends.plan, phase_named(mode, backends.plan.role), linear_phase_of(mode)
         self._who = f"hybrid {phase} backend of {plan.model} ({plan.role})"
         full = [(at, group) for at, group in enumerate(plan.phase(phase).groups) if group.component == "main"]
         rows = plan.linear.rows if plan.linear is not None else ()
