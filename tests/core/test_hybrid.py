@@ -117,7 +117,8 @@ def test_each_layer_runs_the_kernel_of_its_half_with_the_state_of_its_group() ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "linear"), [("prefill", "flashinfer"), ("decode", "triton"), ("target_verify", "triton")]
+    ("mode", "linear"),
+    [("prefill", "flashinfer"), ("decode", "triton"), ("target_verify", "triton"), ("draft_extend", "flashinfer")],
 )
 def test_a_phase_takes_its_own_linear_kernel(mode: str, linear: str) -> None:
     """The stamp is the full kernel's, as of any key; the linear kernel keeps its own."""
@@ -183,10 +184,11 @@ def test_a_model_of_one_half_has_no_composed_backend() -> None:
         HybridBackend(built(model=default_model()), "decode", LAYERS)
 
 
-def test_a_draft_loop_is_not_composed() -> None:
-    """Its steps have states of their own."""
+@pytest.mark.parametrize("mode", ["draft_decode", "decode", "idle"])
+def test_a_draft_loop_is_not_composed(mode: str) -> None:
+    """Its steps have states of their own, however the mode is called."""
     with pytest.raises(BadInput, match="a draft loop"):
-        HybridBackend(built(role="draft"), "draft_decode", LAYERS)
+        HybridBackend(built(role="draft"), mode, LAYERS)
 
 
 def test_unlike_full_kernels_leave_it_unstamped() -> None:
