@@ -72,6 +72,11 @@ def test_without_its_entry_the_pair_of_a_launch_is_found() -> None:
         "FIELD = 'attention_backend'\nb = getattr(args, FIELD)",
         "for name in ('attention_backend', 'kv_cache_dtype'):\n  use(getattr(args, name))",
         "NAMES = ['attention_backend']\n[flags[name] for name in NAMES]",
+        "def f(args):\n  names = ['attention_backend']\n  return [getattr(args, name) for name in names]",
+        "def f(args):\n  name = f'attention_backend'\n  return getattr(args, name)",
+        "FIELD = f'attention_backend'\ngetattr(args, FIELD)",
+        "for key, value in vars(args).items():\n  if key == 'attention_backend': use(value)",
+        "[value for key, value in flags.items() if 'attention_backend' == key]",
     ],
 )
 def test_a_reading_is_found_however_it_is_spelled(line: str) -> None:
@@ -107,6 +112,9 @@ def test_a_reading_is_found_however_it_is_spelled(line: str) -> None:
         "'{attention_backend}'.format(attention_backend='fa3')",
         "x: Literal['attention_backend']",
         "for name in ('attention_backend', 'x'):\n  setattr(args, name, None)",
+        "for key, value in flags.items():\n  if value == 'attention_backend': use(key)",
+        "for index, name in enumerate(names):\n  if name == 'attention_backend': use(index)",
+        "def f(name):\n  name = 'attention_backend' if name else 'x'\n  return getattr(args, name)",
         "# args.attention_backend\n'args.attention_backend'",
         "FIELD = 'attention_backend'\ndef f(FIELD): return getattr(args, FIELD)",
     ],
@@ -134,6 +142,41 @@ def test_what_is_no_reading_is_left_alone(line: str) -> None:
 def test_the_fallback_of_a_half_is_a_note(line: str) -> None:
     """A pair is made like that; it belongs in one place, but it is not the base field alone."""
     assert [level for level, _ in found(line)] == ["note"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "b = args.prefill_attention_backend\n  if b is None:\n    b = args.attention_backend",
+        "b = args.prefill_attention_backend\n  if not b:\n    b = args.attention_backend",
+        "b = getattr(args, 'decode_attention_backend', None)\n  if b is not None: pass\n"
+        "  else: b = args.attention_backend",
+        "if args.prefill_attention_backend is None:\n    args.prefill_attention_backend = args.attention_backend",
+        "if args.prefill_attention_backend:\n    b = args.prefill_attention_backend\n"
+        "  else:\n    b = args.attention_backend",
+        "if not args.prefill_attention_backend: return args.attention_backend",
+        "b = args.prefill_attention_backend\n  c = b or args.attention_backend",
+    ],
+)
+def test_a_pair_made_in_statements_is_a_note_too(body: str) -> None:
+    """The commonest way to write it: the half, and where it is None the base."""
+    assert [level for level, _ in found(f"def f(args):\n  {body}")] == ["note"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return args.attention_backend or args.prefill_attention_backend",
+        "return args.attention_backend if phase == 'decode' else args.prefill_attention_backend",
+        "return args.attention_backend if args.attention_backend is not None else args.prefill_attention_backend",
+        "if args.prefill_attention_backend is None:\n    return args.attention_backend == 'fa3'",
+        "if args.prefill_attention_backend:\n    return args.attention_backend",
+        "b = args.page_size\n  if b is None:\n    b = args.attention_backend",
+    ],
+)
+def test_a_base_that_wins_over_a_half_is_a_fault(body: str) -> None:
+    """The base first, the base by the phase, the base where the half is set: no half falls back on it."""
+    assert [level for level, _ in found(f"def f(args, phase):\n  {body}")] == ["fault"]
 
 
 def test_beside_another_question_it_is_still_alone() -> None:

@@ -131,6 +131,8 @@ def test_a_mixin_may_leave_the_list_to_who_uses_it() -> None:
         "    for step in range(self.speculative_num_steps): self.runners.append(self._create_runner(step))",
         "class FlashBackend:\n  def __init__(self): self.buffers = [Buffer(s) for s in range(self.num_steps)]",
         "class MultiStepBackend(Protocol): pass",
+        # a test of one
+        "class TestMultiStepDraftBackend:\n  def test_runs(self): pass",
         "class Backend:\n  def steps(self, num_steps): return [make_backend() for _ in range(num_steps)]",
         "def f(container):\n  return container.attn_backends",
     ],

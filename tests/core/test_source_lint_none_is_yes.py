@@ -67,6 +67,7 @@ def test_a_deny_list_says_yes_of_none(body: str) -> None:
         "return backend not in NAMES",
         "if backend is None: raise ValueError\n  return backend != 'fa3'",
         "if backend is None:\n    return False\n  return backend != 'fa3'",
+        "if isinstance(backend, str):\n    return backend != 'fa3'\n  return False",
         "if not backend: return False\n  return backend != 'fa3'",
         "assert backend is not None\n  return backend != 'fa3'",
         "assert backend\n  return backend != 'fa3'",

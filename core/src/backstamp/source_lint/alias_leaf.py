@@ -11,6 +11,7 @@ Source: SGLang #34264: a draft-extend backend stamped with the key that was aske
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -27,6 +28,7 @@ WHY: Final = "a stamp names the kernel that runs, and an alias runs nothing: it 
 FIX: Final = "Answer the name of the kernel that is built"
 
 _STAMPS: Final = re.compile(r"(prefill|decode)_attention_backend_str$")
+_NO_BACKENDS: Final = (ast.Constant, ast.JoinedStr, ast.List, ast.Dict, ast.Set, ast.Compare, ast.BinOp, ast.UnaryOp)
 _FACTORY: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -64,9 +66,12 @@ def _is_answer(source: Source, pair: ast.Tuple) -> bool:
         parent = source.parents.get(parent)
     if not isinstance(parent, ast.Return | ast.Lambda) or len(pair.elts) != 2:
         return False
-    # ("fa3", "fa3") is a pair of names, ("fa3", True) an answer to a question
+    # ("fa3", "fa3") is a pair of names, ("fa3", True) an answer to a question, ("fa3", int(x)) a parsed text
     backend = pair.elts[1]
-    of_words = isinstance(backend, ast.Constant) and backend.value is not None
+    if isinstance(backend, ast.Call):
+        made = last_name(backend.func)
+        return not (isinstance(backend.func, ast.Name) and hasattr(builtins, made)) and not made.endswith("Error")
+    of_words = isinstance(backend, _NO_BACKENDS) and not (isinstance(backend, ast.Constant) and backend.value is None)
     return not of_words and source.text(backend) is None
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from backstamp.findings import Finding, Level
+from backstamp.source_lint.halves import halves_of, is_fallback
 from backstamp.source_lint.source import Source, last_name, words_of
 
 __all__ = ["FIX", "RULE", "WHY", "base_field"]
@@ -51,7 +52,7 @@ def base_field(source: Source, field: str) -> Iterator[Finding]:
 def _finding(source: Source, node: ast.expr | ast.pattern, field: str) -> Finding:
     place, line = source.place(node), node.lineno
     spelled = words_of(node) if isinstance(node, ast.expr) else f"a pattern that names {field}"
-    if _is_fallback(source, node, field):
+    if is_fallback(source, node, field):
         text = f"needs one function that makes the pair, got {spelled} as the fallback of a half"
         return Finding("note", RULE, place, text, "Make the pair in one place and list that file", source.file, line)
     if _is_own(source, node, field):
@@ -94,10 +95,30 @@ def _lookups(source: Source, field: str) -> Iterator[ast.expr]:
         of_words = isinstance(compare.comparators[0], ast.Constant | ast.JoinedStr | ast.Tuple | ast.List | ast.Set)
         if inquires and not of_words and source.text(compare.left) == field:
             yield compare
+        if _is_key_of_items(source, compare, field):
+            yield compare
     for operation in source.of(ast.BinOp):
         template = source.text(operation.left) if isinstance(operation.op, ast.Mod) else None
         if template is not None and f"%({field})" in template:
             yield operation
+
+
+def _is_key_of_items(source: Source, compare: ast.Compare, field: str) -> bool:
+    """Whether a loop over keys and values, `.items()`, picks the field by its key."""
+    sides = (compare.left, compare.comparators[0])
+    keys = {side.id for side in sides if isinstance(side, ast.Name)}
+    if len(compare.ops) != 1 or not isinstance(compare.ops[0], ast.Eq) or field not in map(source.text, sides):
+        return False
+    at: ast.AST | None = compare
+    while at is not None:
+        comprehends = isinstance(at, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp)
+        for loop in [at] if isinstance(at, ast.For) else at.generators if comprehends else ():  # type: ignore[attr-defined]
+            over, target = loop.iter, loop.target
+            of_items = isinstance(over, ast.Call) and last_name(over.func) == "items"
+            if of_items and isinstance(target, ast.Tuple) and target.elts and last_name(target.elts[0]) in keys:
+                return True
+        at = source.parents.get(at)
+    return False
 
 
 def _asked(source: Source, call: ast.Call) -> set[str]:
@@ -157,52 +178,8 @@ def _loops(source: Source, field: str) -> Iterator[tuple[ast.expr | ast.stmt, bo
                 keys = [node.slice]
             if any(isinstance(key, ast.Name) and key.id == target.id for key in keys):
                 assert isinstance(node, ast.expr)
-                yield node, _halves(field) <= set(items)
+                yield node, halves_of(field) <= set(items)
                 break
-
-
-def _is_fallback(source: Source, node: ast.AST, field: str) -> bool:
-    """Whether a read stands beside a half, as a pair is made.
-
-    `half or base`, `half if half is not None else base`, `get(half, base)`, `half is None and base is None`.
-    """
-    at, parent = node, source.parents.get(node)
-    while parent is not None and _inner(parent) is at:
-        at, parent = parent, source.parents.get(parent)
-    beside: Sequence[ast.expr] = ()
-    if isinstance(parent, ast.BoolOp):
-        beside = parent.values
-    elif isinstance(parent, ast.IfExp) and at is not parent.test:
-        beside = (parent.body, parent.orelse)
-    elif isinstance(parent, ast.Call) and last_name(parent.func) in ("get", "getattr") and at in parent.args[1:]:
-        beside = (parent,)
-    return any(_is_half(source, item, field) for item in beside if item is not at)
-
-
-def _inner(node: ast.AST) -> ast.expr | None:
-    """What is asked about by `not x`, `x is None` or `(name := x)`; None for other expressions."""
-    if isinstance(node, ast.UnaryOp):
-        return node.operand
-    if isinstance(node, ast.NamedExpr):
-        return node.value
-    asks = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
-    return node.left if asks else None  # type: ignore[attr-defined]
-
-
-def _is_half(source: Source, node: ast.expr, field: str) -> bool:
-    """Whether an expression is a half, by its name or looked up by it."""
-    inner = _inner(node)
-    if inner is not None:
-        return _is_half(source, inner, field)
-    keys = node.args if isinstance(node, ast.Call) else [node.slice] if isinstance(node, ast.Subscript) else []
-    # f"{half}_field" is a half whichever it is
-    ends = [key.values[-1] for key in keys if isinstance(key, ast.JoinedStr) and key.values]
-    named = {last_name(node), *map(source.text, keys), *(f"prefill{source.text(end)}" for end in ends)}
-    return not named.isdisjoint(_halves(field))
-
-
-def _halves(field: str) -> frozenset[str]:
-    return frozenset({f"prefill_{field}", f"decode_{field}"})
 
 
 def _is_own(source: Source, node: ast.AST, field: str) -> bool:
@@ -218,7 +195,7 @@ def _is_own(source: Source, node: ast.AST, field: str) -> bool:
             name = last_name(item)
             names.add(name)
             sets = sets or (name == field and isinstance(item.ctx, ast.Store) and _is_kept(source, item, kind))
-    return sets and names.isdisjoint(_halves(field))
+    return sets and names.isdisjoint(halves_of(field))
 
 
 def _is_kept(source: Source, item: ast.Attribute | ast.Name, kind: ast.ClassDef) -> bool:

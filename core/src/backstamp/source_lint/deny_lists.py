@@ -51,7 +51,7 @@ class _Asked:
                 node.values if isinstance(node, ast.BoolOp)
                 else [node.operand] if isinstance(node, ast.UnaryOp)
                 else [node.test] if isinstance(node, ast.If | ast.IfExp | ast.Assert | ast.While)
-                else node.args if isinstance(node, ast.Call) and last_name(node.func) == "bool"
+                else node.args if isinstance(node, ast.Call) and last_name(node.func) in ("bool", "isinstance")
                 else ()
             )  # fmt: skip
             if any(self._is_subject(item) for item in tested):

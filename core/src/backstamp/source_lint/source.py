@@ -56,25 +56,39 @@ class Source:
                     found[target.id] = node.value
         return found
 
-    def text(self, node: ast.AST | None) -> str | None:
-        """The string an expression is, through constants of the module and through `+`; None where it is none."""
+    @cached_property
+    def _locals(self) -> dict[ast.AST, Mapping[str, ast.expr]]:
+        return {}
+
+    def named(self, node: ast.Name) -> ast.expr | None:
+        """The one value of a name: what its function gives it once, or else a constant of the module."""
+        function = self.function_around(node)
+        if function is not None:
+            if function not in self._locals:
+                self._locals[function] = _locals_of(function)
+            if node.id in self._locals[function]:
+                return self._locals[function][node.id]
+        return self.constants.get(node.id)
+
+    def text(self, node: ast.AST | None, follow: bool = True) -> str | None:
+        """The string an expression is, through a name, a template and `+`; None where it is none."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None
         if isinstance(node, ast.Name):
-            value = self.constants.get(node.id)
-            return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+            # one name deep: two may be each other's
+            return self.text(self.named(node), follow=False) if follow else None
         parts: Sequence[ast.expr] = ()
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             parts = (node.left, node.right)
-        texts = [self.text(part) for part in parts]
+        texts = [self.text(part, follow) for part in parts]
         return "".join(text for text in texts if text is not None) if texts and None not in texts else None
 
     def items(self, node: ast.AST | None) -> tuple[str | None, ...] | None:
-        """The strings in a literal tuple, list or set, also by the name of a constant; None for what is no string."""
+        """The strings in a literal tuple, list or set, also by its name; None for what is no string."""
         if isinstance(node, ast.Name):
-            node = self.constants.get(node.id)
+            node = self.named(node)
         if isinstance(node, ast.Call) and last_name(node.func) in ("frozenset", "set", "tuple", "list") and node.args:
             node = node.args[0]
         return (
@@ -157,6 +171,20 @@ def inside(function: ast.AST) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             waiting += ast.iter_child_nodes(node)
+
+
+def _locals_of(function: Function | ast.Lambda) -> dict[str, ast.expr]:
+    """The names a function binds once, by a plain assignment; a parameter is bound by who calls."""
+    given = function.args
+    bound = Counter(argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+    plain: dict[str, ast.expr] = {}
+    for node in inside(function):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound[node.id] += 1
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            plain |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+    return {name: value for name, value in plain.items() if bound[name] == 1}
 
 
 def last_name(node: ast.AST | None) -> str:
