@@ -46,6 +46,19 @@ def found(text: str) -> list[str]:
         "return (backend == 'a') or backend != 'b'",
         "result = 1\n  return backend != 'fa3'",
         "if backend == 'a': return True\n  if backend == 'b': return False\n  return True",
+        "ok = backend not in ('a', 'b')\n  return ok",
+        "refused = backend in REFUSED\n  return not refused",
+        "ok: bool = backend != 'a'\n  if ok: return True\n  return False",
+        "names = ('a', 'b')\n  return backend not in names",
+        "match backend:\n    case 'a' | 'b': return False\n    case _: return True",
+        "match backend:\n    case Backend.A: return False\n  return has_triton()",
+        "return not any(backend == x for x in REFUSED)",
+        "return not any(x == backend for x in ('a', 'b'))",
+        "return all(backend != x for x in ['a', 'b'])",
+        "return {'a': False}.get(backend, True)",
+        "return (backend or '') not in ('a', 'b')",
+        "return (backend or '') != 'a'",
+        "return all(b not in ('a',) for b in (backend, draft_backend))",
     ],
 )
 def test_a_deny_list_says_yes_of_none(body: str) -> None:
@@ -67,6 +80,20 @@ def test_a_deny_list_says_yes_of_none(body: str) -> None:
         "return backend not in NAMES",
         "if backend is None: raise ValueError\n  return backend != 'fa3'",
         "if backend is None:\n    return False\n  return backend != 'fa3'",
+        "ok = backend is not None and backend not in ('a', 'b')\n  return ok",
+        "ok = backend in ('a', 'b')\n  return ok",
+        "ok = not ok\n  return ok or backend == 'a'",
+        "match backend:\n    case None: return False\n    case 'a': return False\n    case _: return True",
+        "match backend:\n    case 'a' | 'b': return True\n    case _: return False",
+        "match backend:\n    case str() if backend != 'a': return True\n    case _: return False",
+        "return any(backend == x for x in ('a', 'b'))",
+        "return not any(backend == x for x in ('a', None))",
+        "return {'a': True}.get(backend, False)",
+        "return {'a': True, 'b': False}.get(backend)",
+        "return {'a': False, None: False}.get(backend, True)",
+        "return (backend or '') not in ('', 'a')",
+        "return (backend or 'a') not in ('a', 'b')",
+        "return all(b in ('a',) for b in (backend, draft_backend))",
         "if isinstance(backend, str):\n    return backend != 'fa3'\n  return False",
         "if not backend: return False\n  return backend != 'fa3'",
         "assert backend is not None\n  return backend != 'fa3'",
@@ -165,6 +192,13 @@ def test_where_that_cannot_be_told_it_is_a_note(text: str) -> None:
 def test_what_is_no_such_question_is_left_alone(text: str) -> None:
     """Other fields, a word of its own for none, an enumeration, what a function resolved, what answers no yes or no."""
     assert found(text) == []
+
+
+@pytest.mark.parametrize("name", ["needs_fallback", "is_unset", "unsupported", "_rejects_backend"])
+def test_a_question_whose_yes_refuses_is_a_note(name: str) -> None:
+    """No backend at all needs the fallback too; the name says it, and only a reader can tell."""
+    assert found(f"def {name}({NONE}): return backend != 'a'") == ["note"]
+    assert found(f"def supports_{name[:3]}({NONE}): return backend != 'a'") == ["fault"]
 
 
 def test_the_finding_says_which_comparison_answers() -> None:

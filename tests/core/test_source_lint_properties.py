@@ -60,6 +60,7 @@ def grown(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         "({}, {})", "({} if {} else 1)", "f({}, {})", "getattr({}, {})", "d.get({}, {})", "Built({}, {})",
         "[{} for num_steps in {}]", "({} + {})", "'%s' % ({}, {})", "(lambda backend={}: {})", "{{{}: {}}}",
         "'{{a}}'.format({}, *{})", "({} < 2 < {})", "Offer(factory={}, x={})", "setattr(self, {}, {})",
+        "any({} == x for x in {})", "all({} for backend in ({}, 1))", "{{'a': {}}}.get({}, True)", "(({} or '') != {})",
         "replace(*{}, **{})", "partial(Built, {}, {})",
     ]  # fmt: skip
     single = [
@@ -80,7 +81,9 @@ SHAPES = st.sampled_from(
     [
         "x = {0}", "{2}: {0} = {1}", "{2} += {0}", "del x[{0}]", "return {0}", "if {0}: return {1}", "assert {0}, {1}",
         "for {2} in {0}: self.{2}.append({1})", "raise {0}", "with {0} as {2}: return {1}", "while {0}: return {1}",
-        "match {0}:\n    case {{{3!r}: {2}}}: return {1}", "class {2}MultiStepBackend({0}): x = {1}", "{0}",
+        "match {0}:\n    case {{{3!r}: {2}}}: return {1}",
+        "match {0}:\n    case 'a' | {3!r}: return {1}\n    case x if {0}: return x",
+        "class {2}MultiStepBackend({0}): x = {1}", "{0}",
         "def build({2}: {0} = {1}) -> bool: return {2}", "async def f(*, {2}={0}): return await {1}", "self.{2} = {0}",
         "try: return {0}\n  except Exception: raise", "from {2} import Built as {3}", "global {2}", "{2} = {3} = {0}",
     ]

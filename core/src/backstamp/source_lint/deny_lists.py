@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from backstamp.source_lint.plain_forms import plain_form, walk_plain
 from backstamp.source_lint.source import Source, last_name
 
 __all__ = ["is_none", "is_word", "yes_by_default"]
@@ -27,7 +28,7 @@ def yes_by_default(source: Source, body: Sequence[ast.stmt] | ast.expr, subject:
     `given` says that the subject is handed in: if the body gives it another value, nothing is known from there on.
     """
     statements = body if isinstance(body, Sequence) else [ast.Return(body)]
-    branches = sum(isinstance(node, ast.If | ast.With) for one in statements for node in ast.walk(one))
+    branches = sum(isinstance(node, ast.If | ast.With) for one in statements for node in walk_plain(one))
     asked = _Asked(source, ast.unparse(subject), given)
     words = {word for one in statements for word in asked.words(one)}
     if branches > _MOST_BRANCHES or "" in words:
@@ -41,10 +42,11 @@ class _Asked:
 
     def __init__(self, source: Source, subject: str, given: bool) -> None:
         self.source, self.subject, self.given = source, subject, given
+        self.followed: set[str] = set()
 
     def words(self, statement: ast.stmt) -> Iterator[str]:
         """The values a statement compares the subject with; "" where it asks about None, or whether it is true."""
-        for node in ast.walk(statement):
+        for node in walk_plain(statement):
             if isinstance(node, ast.Compare) and len(node.ops) == 1:
                 yield from self._compared(node) or ()
             tested = (
@@ -71,10 +73,11 @@ class _Asked:
                 continue
             if isinstance(statement, ast.With):
                 return self.statements([*statement.body, *rest], value)
-            if not isinstance(statement, ast.If):
+            branching = plain_form(statement)
+            if not isinstance(branching, ast.If):
                 return None
-            yes, no = ([*branch, *rest] for branch in (statement.body, statement.orelse))
-            test = self.expression(statement.test, value)
+            yes, no = ([*branch, *rest] for branch in (branching.body, branching.orelse))
+            test = self.expression(branching.test, value)
             return _choose(test, self.statements(yes, value), self.statements(no, value))
         return False
 
@@ -88,10 +91,13 @@ class _Asked:
                 return True
         return False
 
-    def expression(self, node: ast.expr, value: str) -> bool | None:
+    def expression(self, node: ast.AST, value: str) -> bool | None:
         """Yes, no, or None where other things decide."""
+        node = plain_form(node)
         if isinstance(node, ast.NamedExpr):
             return self.expression(node.value, value)
+        if isinstance(node, ast.Name):
+            return self._kept(node, value)
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, bool) else None
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -111,6 +117,16 @@ class _Asked:
             return None
         return (value in words) != isinstance(node.ops[0], ast.NotEq | ast.NotIn | ast.IsNot)  # type: ignore[attr-defined]
 
+    def _kept(self, node: ast.Name, value: str) -> bool | None:
+        """The answer that was kept under a name, where it was kept once."""
+        kept = self.source.named(node)
+        if kept is None or node.id in self.followed:
+            return None
+        self.followed.add(node.id)
+        answer = self.expression(kept, value)
+        self.followed.remove(node.id)
+        return answer
+
     def _compared(self, node: ast.Compare) -> frozenset[str] | None:
         """The values the subject is compared with; None where something else is, or the values cannot be read."""
         left, right = node.left, node.comparators[0]
@@ -127,7 +143,7 @@ class _Asked:
     def _listed(self, node: ast.expr) -> frozenset[str] | None:
         if isinstance(node, ast.Name):
             # a list that another module keeps stands for itself
-            node = self.source.constants.get(node.id, node)
+            node = self.source.named(node) or node
         if isinstance(node, ast.Call) and last_name(node.func) in ("frozenset", "set", "tuple", "list") and node.args:
             node = node.args[0]
         if isinstance(node, ast.Tuple | ast.List | ast.Set):

@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 from backstamp.findings import Finding
 from backstamp.source_lint.deny_lists import is_none, is_word, yes_by_default
+from backstamp.source_lint.plain_forms import plain_form
 from backstamp.source_lint.source import Function, Source, inside, last_name, words_of
 
 __all__ = ["FIX", "RULE", "WHY", "none_is_yes"]
@@ -30,6 +31,10 @@ FIX: Final = "List the backends that may, or refuse None first"
 Arrives: TypeAlias = Literal["known", "open", "never"]
 
 _SPEAKS: Final = re.compile(r"(^|_)backend(_(str|name|type|key|kind))?$", re.IGNORECASE)
+#: A question by these names is one whose yes refuses.
+_SAFE_YES: Final = re.compile(
+    r"(^|_)(fall_?back|unset|missing|unsupported|refuses?|rejects?|lacks?)(_|$)", re.IGNORECASE
+)
 #: A word of its own for "no backend" says that None does not arrive.
 _WORDS_FOR_NONE: Final = frozenset({"", "none", "auto", "default", "disabled", "off"})
 
@@ -51,6 +56,10 @@ def _finding(source: Source, function: Function | ast.Lambda, compare: ast.Compa
     subject = words_of(_side(compare))
     place = source.place(function)
     text = f"needs a no, or an error, where {subject} is None, got yes by {words_of(compare)}"
+    if _SAFE_YES.search(place.rpartition(".")[2]):
+        return Finding(
+            "note", RULE, place, f"{text}, unless that yes is the safe answer", FIX, source.file, compare.lineno
+        )
     if arrives == "open":
         return Finding("note", RULE, place, f"{text}, if None arrives", FIX, source.file, compare.lineno)
     return Finding("fault", RULE, place, text, FIX, source.file, compare.lineno)
@@ -79,13 +88,29 @@ def _constant(node: ast.expr) -> object:
 def _subjects(source: Source) -> dict[tuple[Function | ast.Lambda, str], ast.Compare]:
     """What the functions that answer questions compare that speaks of a backend, each by its first comparison."""
     found: dict[tuple[Function | ast.Lambda, str], ast.Compare] = {}
-    for node in sorted(source.of(ast.Compare), key=lambda node: (node.lineno, node.col_offset)):
+    for at, node in _comparisons(source):
         of_names = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.IsNot)
         if of_names and not is_none(node.comparators[0]) and _SPEAKS.search(_spoken(_side(node))):
-            function = source.function_around(node)
+            function = source.function_around(at)
             if function is not None and _may_answer_yes_or_no(function):
                 found.setdefault((function, ast.unparse(_side(node))), node)
     return found
+
+
+def _comparisons(source: Source) -> Iterator[tuple[ast.AST, ast.Compare]]:
+    """Every comparison in the order of lines, each in its plain form, with the node of the tree it stands for."""
+    nodes: list[ast.expr | ast.stmt] = [*source.of(ast.Compare), *source.of(ast.Match), *source.of(ast.Call)]
+    for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+        form = plain_form(node)
+        if isinstance(form, ast.Compare):
+            yield node, form
+        elif form is not node:
+            # what stands in the cases of a match has its own place
+            asks = [form.test] if isinstance(form, ast.If) else [form]
+            while isinstance(form, ast.If) and form.orelse and isinstance(form.orelse[0], ast.If):
+                form = form.orelse[0]
+                asks.append(form.test)
+            yield from ((node, part) for ask in asks for part in ast.walk(ask) if isinstance(part, ast.Compare))
 
 
 def _side(node: ast.Compare) -> ast.expr:
@@ -122,7 +147,7 @@ def _arrival(source: Source, function: Function | ast.Lambda, node: ast.expr, la
         parameter = _parameter(function, node.id)
         if parameter is not None:
             return _of_annotation(*parameter)
-        value = _assigned(function, node.id)
+        value = source.locals_of(function).get(node.id)
         # what a function resolved is what this rule asks for
         plain = isinstance(value, ast.Attribute) or (value is not None and _key_of(value))
         return _arrival(source, function, value, launch) if value is not None and plain else "never"
@@ -131,14 +156,6 @@ def _arrival(source: Source, function: Function | ast.Lambda, node: ast.expr, la
     if last_name(node.value) in ("self", "cls"):
         return _of_own_field(source, function, node.attr, launch)
     return "known" if node.attr in launch else "open"
-
-
-def _assigned(function: Function | ast.Lambda, name: str) -> ast.expr | None:
-    """The one value a function gives a name; None where there are more, or none that is plain."""
-    stores = [node for node in inside(function) if isinstance(node, ast.Name) and node.id == name
-              and isinstance(node.ctx, ast.Store)]  # fmt: skip
-    values = [node.value for node in inside(function) if isinstance(node, ast.Assign) and node.targets == stores]
-    return values[0] if values else None
 
 
 def _of_lookup(node: ast.expr, launch: set[str]) -> Arrives:

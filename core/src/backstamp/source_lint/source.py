@@ -60,15 +60,17 @@ class Source:
     def _locals(self) -> dict[ast.AST, Mapping[str, ast.expr]]:
         return {}
 
+    def locals_of(self, function: Function | ast.Lambda) -> Mapping[str, ast.expr]:
+        """The names a function gives a value once, with what it is."""
+        if function not in self._locals:
+            self._locals[function] = _bound_once(function)
+        return self._locals[function]
+
     def named(self, node: ast.Name) -> ast.expr | None:
-        """The one value of a name: what its function gives it once, or else a constant of the module."""
+        """The one value of a name: what its function gives it, or else a constant of the module."""
         function = self.function_around(node)
-        if function is not None:
-            if function not in self._locals:
-                self._locals[function] = _locals_of(function)
-            if node.id in self._locals[function]:
-                return self._locals[function][node.id]
-        return self.constants.get(node.id)
+        own = self.locals_of(function).get(node.id) if function is not None else None
+        return self.constants.get(node.id) if own is None else own
 
     def text(self, node: ast.AST | None, follow: bool = True) -> str | None:
         """The string an expression is, through a name, a template and `+`; None where it is none."""
@@ -173,7 +175,7 @@ def inside(function: ast.AST) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _locals_of(function: Function | ast.Lambda) -> dict[str, ast.expr]:
+def _bound_once(function: Function | ast.Lambda) -> dict[str, ast.expr]:
     """The names a function binds once, by a plain assignment; a parameter is bound by who calls."""
     given = function.args
     bound = Counter(argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs))
