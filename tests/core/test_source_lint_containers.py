@@ -34,6 +34,32 @@ class Loop(torch.nn.Module):
     def forward(self, x):
         return x
 """
+BY_LOCAL = """
+class LocalBackend:
+    def __init__(self, runner, num_steps):
+        steps = []
+        for step in range(num_steps - 1):
+            steps.append(AcmeAttnBackend(runner, step))
+        self.{0} = steps
+"""
+BY_LOCAL_COMPREHENSION = """
+class LocalBackend:
+    def __init__(self, runner, num_steps):
+        steps = [AcmeAttnBackend(runner, step) for step in range(num_steps - 1)]
+        self.{0} = steps
+"""
+BY_COUNT = """
+class CountBackend:
+    def __init__(self, runner, n):
+        self.{0} = [AcmeAttnBackend(runner, at) for at in range(n - 1)]
+"""
+BY_INDEX = """
+class IndexBackend:
+    def init_steps(self, runner, num_steps):
+        self.{0} = [None] * num_steps
+        for step in range(num_steps):
+            self.{0}[step] = AcmeAttnBackend(runner, step)
+"""
 READS = """
 class Mixed:
     def plan(self, batches):
@@ -48,7 +74,9 @@ def found(*texts: str) -> list[tuple[str, str]]:
     return [(finding.level, finding.subject) for finding in container_children(facts)]
 
 
-@pytest.mark.parametrize("text", [BY_LOOP, BY_COMPREHENSION, BY_LIST, BY_MODULES])
+@pytest.mark.parametrize(
+    "text", [BY_LOOP, BY_COMPREHENSION, BY_LIST, BY_MODULES, BY_LOCAL, BY_LOCAL_COMPREHENSION, BY_COUNT, BY_INDEX]
+)
 def test_steps_under_another_name_are_a_fault(text: str) -> None:
     """However the list is made; under the name of the contract it is none."""
     assert [level for level, _ in found(text.format("step_backends"))] == ["fault"]
@@ -61,6 +89,7 @@ def test_steps_under_another_name_are_a_fault(text: str) -> None:
         "class AcmeMultiStepDraftBackend:\n  pass",
         "class AcmeDraftSteps:\n  def __init__(self, given): self.steps = given",
         "class Acme_Multi_Step_Backend(object):\n  pass",
+        "class AcmeMultiStepDraftBackend:\n  attn_backends = None",
         "class A:\n  class FaMultiStepBackend(ABC): pass",
         "from torch import nn\nclass FaMultistepBackend(nn.Module, Generic[T]): pass",
         READS,
@@ -81,6 +110,7 @@ def test_a_container_by_its_name_or_by_what_it_reads_is_held(text: str) -> None:
         "def __init__(self):\n    object.__setattr__(self, 'attn_backends', ())",
         "attn_backends: list[AttentionBackend]",
         "attn_backends = ()",
+        "attn_backends = None\n  def __init__(self, given): self.attn_backends = given",
         "@property\n  def attn_backends(self): return self._steps",
     ],
 )
@@ -125,6 +155,10 @@ def test_a_mixin_may_leave_the_list_to_who_uses_it() -> None:
         # two halves and two micro-batches are no steps
         "class HybridBackend:\n  def __init__(self, full, linear): self.attn_backend_list = [full, linear]",
         "class TboBackend:\n  def __init__(self): self.children = [make_backend() for _ in range(2)]",
+        "class LayerBackend:\n  def __init__(self, n, num_layers):\n"
+        "    self.a = [make_backend() for _ in range(num_layers)]\n    self.b = [make_backend(n) for _ in self.n]",
+        "class LocalBackend:\n  def f(self, num_steps):\n    a = [make_backend() for _ in range(num_steps)]\n"
+        "    self.b = b",
         # a scheduler has steps and no backends
         "class DPMSolverMultistepScheduler:\n  def __init__(self): self.t = [Tensor(s) for s in range(self.num_steps)]",
         "class EagleMultiStepDraftExtendCudaGraphRunner:\n  def __init__(self):\n    self.runners = []\n"

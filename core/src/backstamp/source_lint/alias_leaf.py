@@ -18,8 +18,8 @@ from typing import Final
 
 from backstamp.catalogue import Catalogue
 from backstamp.findings import Finding
-from backstamp.source_lint.leaves import Answer, Leaves
-from backstamp.source_lint.source import Source, last_name
+from backstamp.source_lint.leaves import Answer, Leaves, assigned
+from backstamp.source_lint.source import Source, last_name, words_of
 
 __all__ = ["FIX", "RULE", "WHY", "alias_leaf", "aliases_of", "declared_in", "untold"]
 
@@ -55,8 +55,13 @@ def _said(source: Source, leaves: Leaves) -> Iterator[tuple[ast.AST, Answer]]:
         if _is_answer(source, pair):
             yield from ((pair, answer) for answer in leaves.names(pair.elts[0], pair))
     for node in source.of(ast.Assign):
-        if any(isinstance(target, ast.Attribute) and _STAMPS.match(target.attr) for target in node.targets):
-            yield from ((node, answer) for answer in leaves.names(node.value, node))
+        stamped_by = [value for target, value in assigned(node) if _STAMPS.match(_attribute(target))]
+        for value in dict.fromkeys(stamped_by):
+            yield from ((node, answer) for answer in leaves.names(value, node))
+
+
+def _attribute(target: ast.expr) -> str:
+    return target.attr if isinstance(target, ast.Attribute) else ""
 
 
 def _is_answer(source: Source, pair: ast.Tuple) -> bool:
@@ -78,8 +83,10 @@ def _is_answer(source: Source, pair: ast.Tuple) -> bool:
 def _stamped(call: ast.Call) -> Iterator[ast.expr]:
     """The expressions for a kernel, where a call makes or sets a stamp."""
     name = last_name(call.func)
+    # of another kind of row, a kernel may be what was asked for
+    of_stamp = name == "Stamp" or (name == "replace" and bool(call.args) and "stamp" in words_of(call.args[0]).lower())
     for item in call.keywords:
-        if item.arg is not None and (_STAMPS.match(item.arg) or (name == "Stamp" and item.arg == "kernel")):
+        if item.arg is not None and (_STAMPS.match(item.arg) or (of_stamp and item.arg == "kernel")):
             yield item.value
     key = call.args[1] if name == "setattr" and len(call.args) == 3 else None
     if isinstance(key, ast.Constant) and isinstance(key.value, str) and _STAMPS.match(key.value):

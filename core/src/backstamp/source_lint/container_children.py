@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from backstamp.findings import Finding
-from backstamp.source_lint.source import Source, last_name, words_of
+from backstamp.source_lint.source import Source, inside, last_name, words_of
 
 __all__ = ["FIX", "RULE", "WHY", "ClassFacts", "classes_of", "container_children"]
 
@@ -128,6 +128,9 @@ def _setting(source: Source) -> set[ast.ClassDef | None]:
     for name in source.of(ast.Name):
         statement = source.parents.get(name)
         of_class = isinstance(source.parents.get(statement), ast.ClassDef) if statement is not None else False
+        # `attn_backends = None` in the class says that there is none yet
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+            continue
         if name.id == _LIST and isinstance(name.ctx, ast.Store) and of_class:
             found.add(name)
     for function in source.of(ast.FunctionDef):
@@ -151,24 +154,36 @@ def _is_called(kind: ast.ClassDef) -> bool:
 def _making(source: Source) -> dict[ast.ClassDef | None, str]:
     """Classes that make a list of backends over steps, with the list, `self.x`."""
     found: dict[ast.ClassDef | None, str] = {}
-    comprehensions: tuple[ast.ListComp | ast.GeneratorExp, ...] = (
-        *source.of(ast.ListComp),
-        *source.of(ast.GeneratorExp),
-    )
+    for target in _lists(source):
+        if _of_self(target):
+            found[source.class_around(target)] = words_of(target)
+        elif isinstance(target, ast.Name):
+            # a list that is kept under a local name first
+            around = source.function_around(target)
+            for node in inside(around) if around is not None else ():
+                if isinstance(node, ast.Assign) and last_name(node.value) == target.id:
+                    kept = (words_of(one) for one in node.targets if _of_self(one))
+                    found |= {source.class_around(node): words for words in kept}
+    return found
+
+
+def _lists(source: Source) -> Iterator[ast.expr]:
+    """Where a list of backends, one a step, is put: in one expression, or in a loop by `append` or by index."""
+    comprehensions: list[ast.ListComp | ast.GeneratorExp] = [*source.of(ast.ListComp), *source.of(ast.GeneratorExp)]
     for node in comprehensions:
         if _over_steps(node.generators[0].iter) and _makes_backend(node.elt):
             at = source.parents[node]
             # list(... for ...) and ModuleList([...]) too
             at = source.parents[at] if isinstance(at, ast.Call) else at
-            targets = at.targets if isinstance(at, ast.Assign) else [at.target] if isinstance(at, ast.AnnAssign) else []
-            found |= {source.class_around(node): words_of(target) for target in targets if _of_self(target)}
+            yield from (
+                at.targets if isinstance(at, ast.Assign) else [at.target] if isinstance(at, ast.AnnAssign) else []
+            )
     for loop in source.of(ast.For):
-        for call in ast.walk(loop) if _over_steps(loop.iter) else ():
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or not call.args:
-                continue
-            if call.func.attr == "append" and _of_self(call.func.value) and _makes_backend(call.args[0]):
-                found[source.class_around(loop)] = words_of(call.func.value)
-    return found
+        for part in ast.walk(loop) if _over_steps(loop.iter) else ():
+            if isinstance(part, ast.Assign) and _makes_backend(part.value):
+                yield from (target.value for target in part.targets if isinstance(target, ast.Subscript))
+            elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "append":
+                yield from (part.func.value for given in part.args if _makes_backend(given))
 
 
 def _of_self(node: ast.expr) -> bool:
@@ -176,7 +191,9 @@ def _of_self(node: ast.expr) -> bool:
 
 
 def _over_steps(node: ast.expr) -> bool:
-    return any(_STEPS.search(last_name(part)) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute))
+    """Whether a loop runs over steps, or over a count that does not say of what: `range(n)`, `range(n - 1)`."""
+    names = [last_name(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)]
+    return any(map(_STEPS.search, names)) or (names[:1] == ["range"] and set(names[1:]) in ({"n"}, {"num"}, {"count"}))
 
 
 def _makes_backend(node: ast.expr) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from backstamp.source_lint.source import Function, Source, inside, last_name, words_of
 
-__all__ = ["Answer", "Leaves"]
+__all__ = ["Answer", "Leaves", "assigned"]
 
 AnyFunction: TypeAlias = Function | ast.Lambda
 
@@ -70,15 +70,21 @@ class Leaves:
 
     def names(self, given: ast.expr, whole: ast.expr | ast.stmt) -> Iterator[Answer]:
         """The names an expression for a kernel may be, as part of a whole."""
+        yield from (Answer(text, whole.lineno, words_of(whole)) for text in self._texts(given))
+
+    def _texts(self, given: ast.expr, follow: bool = True) -> Iterator[str | None]:
+        """Every string an expression may be, by a choice or by what a local name is given; None for what is none."""
         if isinstance(given, ast.IfExp):
             for branch in (given.body, given.orelse):
-                yield from self.names(branch, whole)
+                yield from self._texts(branch, follow)
             return
-        texts: list[str | None] = [self.source.text(given)]
-        if texts == [None] and isinstance(given, ast.Name):
-            texts = [self.source.text(value) for value in _bound(self.source.function_around(given), given.id)]
-        every = [None] if not texts or None in texts else texts
-        yield from (Answer(text, whole.lineno, words_of(whole)) for text in every)
+        text = self.source.text(given, follow)
+        bound = _bound(self.source.function_around(given), given.id) if isinstance(given, ast.Name) and follow else []
+        if text is not None or not bound:
+            yield text
+            return
+        for value in bound:
+            yield from self._texts(value, follow=False) if value is not None else (None,)
 
     def answers(self, function: str) -> tuple[Answer, ...]:
         """Every name a function at the top of the module answers."""
@@ -117,7 +123,12 @@ class Leaves:
 
     def _kernel_of(self, call: ast.Call) -> ast.expr | None:
         """The expression for the kernel in a call that makes a `Built`; None for other calls."""
-        function, arguments = call.func, list(call.args)
+        function = call.func
+        arguments: list[ast.expr] = []
+        for argument in call.args:
+            # Built(*("fa3", backend)) hands over what is written there
+            written = isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple | ast.List)
+            arguments += argument.value.elts if written else [argument]  # type: ignore[attr-defined]
         if last_name(function) == "partial" and arguments and self._is_built(arguments[0]):
             function, arguments = arguments[0], arguments[1:]
         elif isinstance(function, ast.Attribute) and function.attr == "_make" and self._is_built(function.value):
@@ -125,13 +136,30 @@ class Leaves:
             return listed.elts[0] if isinstance(listed, ast.Tuple | ast.List) and listed.elts else call
         if not self._is_built(function):
             return None
-        given = [*arguments[:1], *(item.value for item in call.keywords if item.arg == "kernel")]
+        given = arguments[:1]
+        for item in call.keywords:
+            if item.arg == "kernel":
+                given.append(item.value)
+            elif item.arg is None and isinstance(item.value, ast.Dict):
+                pairs = zip(item.value.keys, item.value.values, strict=True)
+                given += [value for key, value in pairs if self.source.text(key) == "kernel"]
         return given[0] if len(given) == 1 else call
 
     def _is_built(self, function: ast.expr) -> bool:
         if isinstance(function, ast.Attribute):
             return function.attr == "Built"
         return isinstance(function, ast.Name) and function.id in self.names_of_built
+
+
+def assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target with its value, also where both are written as tuples: `a, b = 1, 2`."""
+    for target in node.targets:
+        listed = isinstance(target, ast.Tuple | ast.List) and isinstance(node.value, ast.Tuple | ast.List)
+        starred = any(isinstance(part, ast.Starred) for part in ast.iter_child_nodes(target))
+        if listed and not starred and len(target.elts) == len(node.value.elts):  # type: ignore[attr-defined]
+            yield from zip(target.elts, node.value.elts, strict=True)  # type: ignore[attr-defined]
+        else:
+            yield target, node.value
 
 
 def _bound(function: AnyFunction | None, name: str) -> list[ast.expr | None]:
@@ -145,7 +173,7 @@ def _bound(function: AnyFunction | None, name: str) -> list[ast.expr | None]:
     stored: list[ast.AST] = []
     for node in inside(function):
         if isinstance(node, ast.Assign):
-            plain |= dict.fromkeys(node.targets, node.value)
+            plain |= dict(assigned(node))
         elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
             plain[node.target] = node.value
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
