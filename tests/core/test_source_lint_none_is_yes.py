@@ -46,6 +46,7 @@ def found(text: str) -> list[str]:
         "return (backend == 'a') or backend != 'b'",
         "result = 1\n  return backend != 'fa3'",
         "if backend == 'a': return True\n  if backend == 'b': return False\n  return True",
+        "if has_triton():\n    self.ok = backend != 'fa3'\n  return backend != 'fa3'",
         "ok = backend not in ('a', 'b')\n  return ok",
         "refused = backend in REFUSED\n  return not refused",
         "ok: bool = backend != 'a'\n  if ok: return True\n  return False",
@@ -132,6 +133,10 @@ def test_a_predicate_that_refuses_or_minds_none_is_left_alone(body: str) -> None
         "def f(args): return args.attention_backend not in LISTED_ELSEWHERE",
         "def f(args): return args.prefill_attention_backend not in ('a', 'b')",
         "def f(args):\n  backend = args.decode_attention_backend\n  return backend != 'a'",
+        "class A:\n  def __init__(self, args): self.use_triton = args.decode_attention_backend != 'a'",
+        "class A:\n  def __init__(self, args):\n    log(args)\n"
+        "    self.use_triton = has_triton() and not args.decode_attention_backend == 'a'",
+        "class A:\n  def __init__(self, backend=None): self.use_triton = backend not in ('a', 'b')",
         "def f(args): return getattr(args, 'draft_backend', None) != 'a'",
         "def f(args): return getattr(args, 'attention_backend') != 'a'",
         "def f(flags): return flags.get('attn_backend') != 'a'",
@@ -186,6 +191,14 @@ def test_where_that_cannot_be_told_it_is_a_note(text: str) -> None:
         "def f(backend=None) -> Layout:\n  if backend == 'a': return False\n  return make()",
         "def f(backend=None):\n  if backend == 'a': return False\n  return [make()]",
         "uses_triton = backend != 'a'",
+        "class A:\n  def __init__(self, runner): self.use_triton = runner.attn_backend != 'a'",
+        "class A:\n  def __init__(self, backend: str): self.use_triton = backend != 'a'",
+        "class A:\n  def __init__(self, backend=None): self.needs_fallback = backend != 'a'",
+        "class A:\n  def __init__(self, backend=None):\n    if backend is None: backend = 'b'\n"
+        "    self.use_triton = backend != 'a'",
+        "class A:\n  def __init__(self, backend=None):\n    if backend is not None:\n"
+        "      self.use_triton = backend != 'a'",
+        "class A:\n  def __init__(self, backend=None): self.label = 'x' if backend != 'a' else 'y'",
         "class A:\n  kind: Kind\n  def f(self): return self.other != 'a'",
     ],
 )

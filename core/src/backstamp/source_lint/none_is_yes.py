@@ -42,13 +42,14 @@ _WORDS_FOR_NONE: Final = frozenset({"", "none", "auto", "default", "disabled", "
 def none_is_yes(source: Source, field: str) -> Iterator[Finding]:
     """Every predicate of a module that is true for None; `field` is the operator's base field."""
     launch = {field, f"prefill_{field}", f"decode_{field}"}
-    for (function, _), compare in _subjects(source).items():
+    for (function, _), (compare, kept) in _subjects(source).items():
         subject = _side(compare)
         arrives = _arrival(source, function, subject, launch)
-        if arrives == "never" or (arrives == "open" and not _says_words(source, compare)):
+        # of what a field keeps, only what is known is told
+        if arrives == "never" or (arrives == "open" and (kept or not _says_words(source, compare))):
             continue
         given = not isinstance(subject, ast.Name) or _parameter(function, subject.id) is not None
-        if yes_by_default(source, function.body, subject, given=given):
+        if yes_by_default(source, _until(function, kept), subject, given=given):
             yield _finding(source, function, compare, arrives)
 
 
@@ -85,16 +86,43 @@ def _constant(node: ast.expr) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _subjects(source: Source) -> dict[tuple[Function | ast.Lambda, str], ast.Compare]:
-    """What the functions that answer questions compare that speaks of a backend, each by its first comparison."""
-    found: dict[tuple[Function | ast.Lambda, str], ast.Compare] = {}
+def _subjects(source: Source) -> dict[tuple[Function | ast.Lambda, str], tuple[ast.Compare, ast.Assign | None]]:
+    """What is compared that speaks of a backend, each by its first comparison, with the field that keeps the answer.
+
+    It is a question where a function answers it, or where a method keeps it: `self.use_triton = backend != "fa3"`.
+    """
+    found: dict[tuple[Function | ast.Lambda, str], tuple[ast.Compare, ast.Assign | None]] = {}
     for at, node in _comparisons(source):
         of_names = len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn | ast.IsNot)
         if of_names and not is_none(node.comparators[0]) and _SPEAKS.search(_spoken(_side(node))):
             function = source.function_around(at)
-            if function is not None and _may_answer_yes_or_no(function):
-                found.setdefault((function, ast.unparse(_side(node))), node)
+            answers = function is not None and _may_answer_yes_or_no(function)
+            kept = None if answers else _field_of(source, at)
+            if function is not None and (answers or kept is not None):
+                found.setdefault((function, ast.unparse(_side(node))), (node, kept))
     return found
+
+
+def _field_of(source: Source, node: ast.AST) -> ast.Assign | None:
+    """The statement that keeps an answer on `self`, as it is or turned round."""
+    parent = source.parents.get(node)
+    while isinstance(parent, ast.BoolOp | ast.UnaryOp):
+        node, parent = parent, source.parents.get(parent)
+    kept = isinstance(parent, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and last_name(target.value) == "self" and not _SAFE_YES.search(target.attr)
+        for target in parent.targets
+    )
+    return parent if kept else None  # type: ignore[return-value]
+
+
+def _until(function: Function | ast.Lambda, kept: ast.Assign | None) -> Sequence[ast.stmt] | ast.expr:
+    """What decides an answer: a whole body, or what stands before a field that keeps it, and its value."""
+    if kept is None or isinstance(function, ast.Lambda):
+        return function.body
+    if kept not in function.body:
+        # in a branch, which may have asked about None
+        return []
+    return [*function.body[: function.body.index(kept)], ast.Return(kept.value)]
 
 
 def _comparisons(source: Source) -> Iterator[tuple[ast.AST, ast.Compare]]:
