@@ -113,6 +113,7 @@ def test_a_reading_is_found_however_it_is_spelled(line: str) -> None:
         "x: Literal['attention_backend']",
         "for name in ('attention_backend', 'x'):\n  setattr(args, name, None)",
         "for key, value in flags.items():\n  if value == 'attention_backend': use(key)",
+        "for name, default in zip(names, defaults):\n  if name == 'attention_backend': use(default)",
         "for index, name in enumerate(names):\n  if name == 'attention_backend': use(index)",
         "def f(name):\n  name = 'attention_backend' if name else 'x'\n  return getattr(args, name)",
         "# args.attention_backend\n'args.attention_backend'",
@@ -171,6 +172,7 @@ def test_a_pair_made_in_statements_is_a_note_too(body: str) -> None:
         "return args.attention_backend if args.attention_backend is not None else args.prefill_attention_backend",
         "if args.prefill_attention_backend is None:\n    return args.attention_backend == 'fa3'",
         "if args.prefill_attention_backend:\n    return args.attention_backend",
+        "if args.prefill_attention_backend is None:\n    return not args.attention_backend",
         "b = args.page_size\n  if b is None:\n    b = args.attention_backend",
     ],
 )

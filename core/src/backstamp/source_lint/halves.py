@@ -34,7 +34,7 @@ def is_fallback(source: Source, node: ast.AST, field: str) -> bool:
         # a value that stands first wins; a question may stand anywhere
         first = [item is at for item in parent.values].index(True)
         beside = parent.values[:first] if at is node else parent.values
-    elif isinstance(parent, ast.IfExp) and at is not parent.test and _asks_for_none(source, parent.test, node, field):
+    elif isinstance(parent, ast.IfExp) and at is not parent.test and _asks_for_none(source, parent.test, field):
         beside = (parent.body, parent.orelse)
     elif isinstance(parent, ast.Call) and last_name(parent.func) in ("get", "getattr") and at in parent.args[1:]:
         beside = (parent,)
@@ -54,12 +54,9 @@ def _is_in_branch(source: Source, statement: ast.stmt, field: str) -> bool:
     return statement in (parent.body if turned else parent.orelse) and _is_half(source, test, field)
 
 
-def _asks_for_none(source: Source, test: ast.expr, base: ast.AST, field: str) -> bool:
-    """Whether a test is whether anything but the base itself is None, or whether a half is set."""
-    asked = _inner(test)
-    if isinstance(test, ast.Compare) and asked is not None:
-        return ast.unparse(asked) != ast.unparse(base)
-    return _is_half(source, test, field)
+def _asks_for_none(source: Source, test: ast.expr, field: str) -> bool:
+    """Whether a test is whether something is None, or whether a half is set; of the base itself it is a read."""
+    return (isinstance(test, ast.Compare) and _inner(test) is not None) or _is_half(source, test, field)
 
 
 def _inner(node: ast.AST) -> ast.expr | None:
