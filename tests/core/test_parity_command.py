@@ -221,7 +221,7 @@ def test_an_engine_that_does_not_import_is_read_all_the_same(tmp_path: Path) -> 
 def test_an_engine_that_is_not_installed_is_one_clear_error() -> None:
     """With the way to look at one without installing it."""
     run = parity("--engine", "vllm")
-    assert run.returncode == 1
+    assert run.returncode == 2
     words = " ".join(run.stderr.split())
     assert "needs vllm, installed" in words
     assert "--source" in words

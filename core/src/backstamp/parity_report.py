@@ -30,6 +30,7 @@ RULES: Final[Mapping[str, str]] = {
     "live-registry": "Classes that plugins add to an engine's registry at run time were compared only if it was asked.",
     "unread-base": "A base class that was not read may have the hook that is missing.",
     "unread-class": "A class that was named and not read was compared with nothing.",
+    "unread-list": "A list of entry classes that is not read whole has entry classes nobody compared.",
     "unread-plugin": "A plugin whose declarations cannot be read has entry classes nobody compared.",
     "unread-source": "Source that cannot be read has entry classes nobody compared.",
 }

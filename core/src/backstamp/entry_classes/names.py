@@ -21,7 +21,7 @@ from backstamp.entry_classes.facts import ClassRef
 from backstamp.entry_classes.platforms import statements
 from backstamp.entry_classes.tree import Module, Tree
 
-__all__ = ["Names", "Unread", "is_foundation"]
+__all__ = ["Names", "Unread", "added_by", "is_foundation"]
 
 #: What a class may stand on that answers no loader: the language, and the framework's own modules.
 _FOUNDATIONS: Final = frozenset({*sys.stdlib_module_names, "builtins", "torch", "typing_extensions"})
@@ -97,10 +97,10 @@ class Names:
         """The names a module's top level binds to something that `resolve` can follow."""
         return self._scope(module).bound
 
-    def same_as(self, module: Module, name: str) -> str:
-        """The name that a plain `name = other` gives; empty where a module has no such line."""
+    def imported_as(self, module: Module, name: str) -> str:
+        """The name that an import gives another to; empty where it keeps its own, or none does."""
         bound = self._scope(module).bound.get(name)
-        return bound.text if isinstance(bound, _Same) else ""
+        return bound.name if isinstance(bound, _Import) and bound.name != name else ""
 
     def _resolve(self, module: Module, dotted: str, seen: set[tuple[Path, str]]) -> ClassRef | Unread:
         if (module.path, dotted) in seen:
@@ -188,11 +188,22 @@ def _scope_of(body: Iterable[ast.stmt]) -> _Scope:
             for target in targets:
                 if isinstance(target, ast.Name):
                     _bind(scope, target.id, statement.value)
-        elif isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
-            before = scope.lists.get(statement.target.id)
-            if before is not None:
-                scope.lists[statement.target.id] = ast.BinOp(before, ast.Add(), statement.value)
+        elif (added := added_by(statement)) is not None and (before := scope.lists.get(added[0])) is not None:
+            scope.lists[added[0]] = ast.BinOp(before, ast.Add(), added[1])
     return scope
+
+
+def added_by(statement: ast.stmt) -> tuple[str, ast.expr] | None:
+    """The name of a list and what a statement adds to it: `A += B`, `A.append(b)`, `A.extend(B)`."""
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        return (statement.target.id, statement.value) if isinstance(statement.op, ast.Add) else None
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or len(call.args) != 1 or not isinstance(call.func, ast.Attribute):
+        return None
+    if not isinstance(call.func.value, ast.Name) or call.func.attr not in ("append", "extend"):
+        return None
+    (given,) = call.args
+    return call.func.value.id, ast.List([given]) if call.func.attr == "append" else given
 
 
 def _bind(scope: _Scope, name: str, value: ast.expr) -> None:

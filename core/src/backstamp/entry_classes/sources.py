@@ -21,7 +21,7 @@ from backstamp.entry_classes.live import ask_registry
 from backstamp.entry_classes.names import Names
 from backstamp.entry_classes.tables import join, list_classes
 from backstamp.entry_classes.tree import Tree, need_griffe
-from backstamp.errors import BadInput, NotInstalled
+from backstamp.errors import BadInput
 from backstamp.text import canonical, near, plain
 
 __all__ = ["Gathered", "from_engine", "from_folder", "from_plugins", "row_of"]
@@ -54,14 +54,15 @@ def from_folder(folder: Path) -> Gathered:
     need_griffe()
     tree = Tree.of_folder(folder)
     table = list_classes(tree, Names(tree, PLATFORMS[0]))
-    return Gathered(subject=str(folder), tree=tree, rows=join(table.rows), engines=table.engines)
+    rows = join(table.rows)
+    return Gathered(subject=str(folder), tree=tree, rows=rows, engines=table.engines, troubles=table.troubles)
 
 
 def from_engine(name: str) -> Gathered:
     """The entry classes of an installed engine: those its model folder lists, and those its live registry adds.
 
     Raises:
-        BadInput: an engine that is not known. NotInstalled: it, or griffe, is missing.
+        BadInput: an engine that is not known, or not installed. NotInstalled: griffe is missing.
     """
     if name not in ENGINES:
         raise BadInput("--engine", needed=f"one of {', '.join(ENGINES)}", found=name)
@@ -74,11 +75,12 @@ def from_engine(name: str) -> Gathered:
     if folder is None:
         found = "no package of that name" if spec is None else f"a package without {engine.models}"
         fix = "Install it here, or unpack its wheel and point --source at its model folder"
-        raise NotInstalled(f"--engine {name}", needed=f"{name}, installed", found=found, fix=fix)
+        raise BadInput(f"--engine {name}", needed=f"{name}, installed", found=found, fix=fix)
     tree = Tree.of_folder(folder)
     # a registry may list classes of other packages, which lie wherever they are installed
     tree.installed = True
-    listed = list(list_classes(tree, Names(tree, PLATFORMS[0])).rows)
+    table = list_classes(tree, Names(tree, PLATFORMS[0]))
+    listed = list(table.rows)
     notes: list[Trouble] = []
     try:
         known = {arch for row in listed for arch in row.archs}
@@ -88,7 +90,8 @@ def from_engine(name: str) -> Gathered:
     except BaseException as error:  # importing an engine may raise anything
         text = plain(f"was not asked for what plugins added: {type(error).__name__}: {error}")
         notes.append(Trouble("live-registry", engine.registry, text))
-    return Gathered(subject=name, tree=tree, rows=join(listed), engines=(engine,), notes=tuple(notes))
+    rows = join(listed)
+    return Gathered(subject=name, tree=tree, rows=rows, engines=(engine,), troubles=table.troubles, notes=tuple(notes))
 
 
 def from_plugins(distribution: str | None = None) -> Gathered:
