@@ -69,6 +69,17 @@ HAS_IT = {
     "two-levels": draft(bases="Middle", before=f"{FROM_ACME}\nclass Middle(AcmeForCausalLM): ..."),
     "mixin": draft(bases="Gated, nn.Module", before=f"import torch.nn as nn\nclass Gated:\n    def {GATE}(self): ..."),
     "generic": draft(bases="Gated[int]", before=f"class Gated:\n    def {GATE}(self): ..."),
+    "nested": draft(
+        bases="Ns.Inner[int], nn.Module",
+        before="import torch.nn as nn\nclass Ns:\n"
+        f"    class Base:\n        def {GATE}(self): ...\n    class Inner(Base): ...",
+    ),
+    "chosen": draft(
+        bases="Base", before=f"{FROM_ACME}\nimport torch.nn as nn\nBase = AcmeForCausalLM if True else nn.Module"
+    ),
+    "deleted-and-inherited": draft(
+        f"    {GATE} = None", bases="AcmeForCausalLM", before=FROM_ACME, after=f"del AcmeForCausalLMNextN.{GATE}"
+    ),
     "in-a-branch": draft(f"    if True:\n        def {GATE}(self): ..."),
     "imported-into-the-body": draft(f"    from models.acme import gate as {GATE}"),
     "assigned-after": draft(after=f"AcmeForCausalLMNextN.{GATE} = print"),
@@ -112,6 +123,10 @@ HAS_IT_NOT = {
     "type-checking": draft(
         after=f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    AcmeForCausalLMNextN.{GATE} = print"
     ),
+    "type-checking-in-the-body": draft(f"    if TYPE_CHECKING:\n        def {GATE}(self): ..."),
+    "never-in-the-body": draft(f"    if False:\n        def {GATE}(self): ..."),
+    "deleted": draft(f"    def {GATE}(self): ...", after=f"del AcmeForCausalLMNextN.{GATE}"),
+    "deleted-in-the-body": draft(f"    def {GATE}(self): ...\n    del {GATE}"),
     "a-cycle-of-bases": draft(bases="Loop", before="from models.loop import Loop"),
 }
 
@@ -190,6 +205,17 @@ def test_a_base_that_cannot_be_read_leaves_it_open(tmp_path: Path) -> None:
     assert (trouble.rule, trouble.subject) == ("unread-base", "AcmeForCausalLMNextN")
     for word in (GATE, "AcmeForCausalLM", "elsewhere.Elsewhere"):
         assert word in trouble.text
+
+
+@pytest.mark.parametrize("base", ["Base", "make(int)"], ids=["chosen-at-run-time", "made"])
+def test_a_base_that_only_one_of_a_pair_has_leaves_it_open(base: str, tmp_path: Path) -> None:
+    """Neither is seen to have the gate, and the target's base may: no pass, one fault with every open hook."""
+    target = f"Base = A if flag else object\nclass AcmeForCausalLM({base}): ...\nEntryClass = AcmeForCausalLM\n"
+    parity = parity_of(tmp_path, {"acme.py": target, "acme_nextn.py": draft()})
+    (trouble,) = parity.troubles
+    assert (trouble.rule, trouble.subject, trouble.file) == ("unread-base", "AcmeForCausalLM", "acme.py")
+    assert GATE in trouble.text
+    assert parity.violations == ()
 
 
 def test_a_base_that_decides_nothing_is_told_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a module gives a class after its class statement: `A.hook = f`, `setattr(A, "hook", f)`, also in a loop.
+"""What a class body binds, and what a module gives the class later: `A.hook = f`, `setattr(A, "hook", f)`, in a loop.
 
 In: a module's statements on one platform. Out: (class name, attribute, whether it is something) in order. Only what
 stands at the top level is seen: what a function call does to a class is not.
@@ -11,28 +11,49 @@ Source: sglang 0.5.23 srt/models/qwen3_5.py:3010, which assigns its fusion gate 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from backstamp.entry_classes.names import Names
 from backstamp.entry_classes.platforms import statements
 from backstamp.entry_classes.tree import Module
 
-__all__ = ["Assigned", "assigned_in", "elements"]
+__all__ = ["Assigned", "assigned_in", "bound_in", "elements"]
 
 
 class Assigned(NamedTuple):
-    """An attribute given to a class from outside; `present` is false for None."""
+    """An attribute given to a class from outside; `present` is false for None, and None for one that is deleted."""
 
     owner: str
     attribute: str
-    present: bool
+    present: bool | None
 
 
 def assigned_in(module: Module, names: Names) -> Iterator[Assigned]:
     """Every attribute that a module's top level gives a class, by the class's name there."""
     body = statements(module.syntax.body, names.platform)
     return _assigned(body, {}, module, names)
+
+
+def bound_in(body: Sequence[ast.stmt], name: str, platform: str) -> bool | None:
+    """What a class body binds a name to last: something, None, or nothing at all (also: what it deleted again)."""
+    said: bool | None = None
+    for statement in statements(body, platform):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            said = True if statement.name == name else said
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            held = {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+            said = True if name in held else said
+        elif isinstance(statement, ast.AnnAssign):
+            if statement.value is not None and _names(statement.target, name):
+                said = _is_something(statement.value)
+        elif isinstance(statement, ast.Delete):
+            said = None if any(_names(target, name) for target in statement.targets) else said
+        elif isinstance(statement, ast.Assign) and any(_names(target, name) for target in statement.targets):
+            said = _is_something(statement.value)
+        elif isinstance(statement, ast.For) and _names(statement, name):
+            said = True
+    return said
 
 
 def elements(expression: ast.expr | None, module: Module, names: Names, depth: int = 0) -> tuple[ast.expr, ...]:
@@ -66,6 +87,11 @@ def _assigned(
                 if isinstance(target, ast.Attribute):
                     for owner in _words(target.value, loop):
                         yield Assigned(owner, target.attr, _is_something(statement.value))
+        elif isinstance(statement, ast.Delete):
+            for target in statement.targets:
+                if isinstance(target, ast.Attribute):
+                    for owner in _words(target.value, loop):
+                        yield Assigned(owner, target.attr, None)
         elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
             call = statement.value
             if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
@@ -81,6 +107,14 @@ def _words(expression: ast.expr, loop: dict[str, tuple[ast.expr, ...]]) -> tuple
     if isinstance(expression, ast.Name) and expression.id in loop:
         return tuple(word for item in loop[expression.id] for word in _words(item, {}))
     return (ast.unparse(expression),) if isinstance(expression, ast.Name | ast.Attribute) else ()
+
+
+def _names(target: ast.AST, name: str) -> bool:
+    """Whether a target, or what stands in a loop, binds a name."""
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store | ast.Del)
+        for node in ast.walk(target)
+    )
 
 
 def _is_something(value: ast.expr) -> bool:

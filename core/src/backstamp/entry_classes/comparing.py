@@ -28,12 +28,16 @@ def compare(draft: EntryClass, target: EntryClass, hooks: Iterable[str]) -> Iter
             continue
         side: Literal["draft", "target"] = "draft" if hook in target.hooks else "target"
         lacking = draft if side == "draft" else target
-        if lacking.unread:
-            bases = ", ".join(lacking.unread)
-            text = f"needs {hook} decided for {draft.name} and {target.name}, got a base that was not read: {bases}"
-            yield Trouble("unread-base", lacking.name, text, lacking.file, lacking.line)
-        else:
+        if not lacking.unread:
             yield Violation(draft.name, target.name, hook, side, lacking.file, lacking.line)
+    for one, other in ((draft, target), (target, draft)):
+        # what one unread base gives both it gives both; what only one stands on may be all the difference
+        alone = set(one.unread) - set(other.unread)
+        undecided = [hook for hook in hooks if one.unread and hook not in one.hooks and (alone or hook in other.hooks)]
+        if undecided:
+            pair, bases = f"{draft.name} and {target.name}", ", ".join(one.unread)
+            text = f"needs {', '.join(undecided)} decided for {pair}, got a base that was not read: {bases}"
+            yield Trouble("unread-base", one.name, text, one.file, one.line)
 
 
 def compare_pairs(

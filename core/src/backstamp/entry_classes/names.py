@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from backstamp.entry_classes.facts import ClassRef
-from backstamp.entry_classes.platforms import statements
+from backstamp.entry_classes.platforms import holds, statements
 from backstamp.entry_classes.tree import Module, Tree
 
 __all__ = ["Names", "Unread", "added_by", "is_foundation"]
@@ -77,6 +77,10 @@ class Names:
 
     def base_of(self, module: Module, ref: ClassRef, dotted: str) -> ClassRef | Unread:
         """The class that a base of `ref` stands for: `class A(A)` stands on the A that was there before."""
+        outer = ref.name.rpartition(".")[0]
+        if outer and module.class_named(f"{outer}.{dotted}") is not None:
+            # inside a class its own names come first
+            return ClassRef(ref.file, f"{outer}.{dotted}")
         found = self.resolve(module, dotted)
         before = self._scope(module).before.get(dotted)
         if found != ref or before is None or isinstance(before, str):
@@ -110,7 +114,8 @@ class Names:
         scope = self._scope(module)
         bound = scope.bound.get(head)
         if isinstance(bound, str):
-            return Unread(dotted) if rest else ClassRef(str(module.path), head)
+            there = not rest or module.class_named(dotted) is not None
+            return ClassRef(str(module.path), dotted) if there else Unread(dotted)
         if isinstance(bound, _Same):
             return self._resolve(module, f"{bound.text}.{rest}" if rest else bound.text, seen)
         if bound is not None:
@@ -150,7 +155,7 @@ class Names:
 
     def _make_scope(self, module: Module) -> _Scope:
         body = module.syntax.body
-        scope = _scope_of(statements(body, self.platform))
+        scope = _scope_of(statements(body, self.platform), self.platform)
         for statement in body:
             if isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__":
                 # what a module imports when it is asked, and what it says to type checkers that it has
@@ -158,11 +163,11 @@ class Names:
                     statements(statement.body, self.platform),
                     statements(body, self.platform, checking=True),
                 ):
-                    scope.bound = {**_scope_of(late).bound, **scope.bound}
+                    scope.bound = {**_scope_of(late, self.platform).bound, **scope.bound}
         return scope
 
 
-def _scope_of(body: Iterable[ast.stmt]) -> _Scope:
+def _scope_of(body: Iterable[ast.stmt], platform: str) -> _Scope:
     scope = _Scope()
     for statement in body:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef):
@@ -187,7 +192,7 @@ def _scope_of(body: Iterable[ast.stmt]) -> _Scope:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             for target in targets:
                 if isinstance(target, ast.Name):
-                    _bind(scope, target.id, statement.value)
+                    _bind(scope, target.id, _chosen(statement.value, platform))
         elif (added := added_by(statement)) is not None and (before := scope.lists.get(added[0])) is not None:
             scope.lists[added[0]] = ast.BinOp(before, ast.Add(), added[1])
     return scope
@@ -204,6 +209,13 @@ def added_by(statement: ast.stmt) -> tuple[str, ast.expr] | None:
         return None
     (given,) = call.args
     return call.func.value.id, ast.List([given]) if call.func.attr == "append" else given
+
+
+def _chosen(value: ast.expr, platform: str) -> ast.expr:
+    """What a conditional expression is on a platform, where its test can be told."""
+    while isinstance(value, ast.IfExp) and (said := holds(value.test, platform)) is not None:
+        value = value.body if said else value.orelse
+    return value
 
 
 def _bind(scope: _Scope, name: str, value: ast.expr) -> None:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backstamp.entry_classes.assigned import assigned_in
+from backstamp.entry_classes.assigned import assigned_in, bound_in
 from backstamp.entry_classes.facts import ClassRef, EntryClass, Listed
 from backstamp.entry_classes.names import Names, Unread, is_foundation
 from backstamp.entry_classes.reach import Reach
@@ -95,8 +95,9 @@ class Reader:
         if found is None:
             unread[ref.name] = None
             return None
-        given = self._given.get(ref, {}).get(hook)
-        own = given if given is not None else self._own(found, hook)
+        given = self._given.get(ref, {})
+        # what was deleted may be inherited
+        own = given[hook] if hook in given else self._own(module, found, hook)
         if own is not None:
             return own
         for base in found.bases:
@@ -112,26 +113,29 @@ class Reader:
                 return inherited
         return None
 
-    def _own(self, found: griffe.Class, hook: str) -> bool | None:
+    def _own(self, module: Module, found: griffe.Class, hook: str) -> bool | None:
         """Whether a class body has a hook: something, None in its place, or no word of it."""
         import griffe
 
+        node = module.class_statements.get((found.name, found.lineno or 0))
+        own = bound_in(node.body, hook, self.platform) if node is not None else None
         member = found.members.get(hook)
-        if not isinstance(member, griffe.Attribute):
-            return None if member is None else True
-        if hook in self.on_class and member.labels == {"instance-attribute"}:
+        if own is not None or hook in self.on_class or not isinstance(member, griffe.Attribute):
+            return own
+        # what __init__ sets, an instance has
+        if "instance-attribute" not in member.labels or member.value is None:
             return None
-        return None if member.value is None else str(member.value) != "None"
+        return str(member.value) != "None"
 
     def _class(self, ref: ClassRef) -> tuple[Module, griffe.Class | None]:
         module = self.tree.module(Path(ref.file))
         assert module is not None
-        return module, module.classes.get(ref.name)
+        return module, module.class_named(ref.name)
 
     @cached_property
-    def _given(self) -> dict[ClassRef, dict[str, bool]]:
+    def _given(self) -> dict[ClassRef, dict[str, bool | None]]:
         """What modules of the tree give classes after their statements."""
-        given: dict[ClassRef, dict[str, bool]] = {}
+        given: dict[ClassRef, dict[str, bool | None]] = {}
         wanted = frozenset(self.hooks)
         for module in self._assigning(wanted):
             for owner, attribute, present in assigned_in(module, self.names):

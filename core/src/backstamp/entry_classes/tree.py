@@ -75,6 +75,27 @@ class Module:
             read = griffe.visit(self.path.stem, filepath=self.path, code=self.text)
         return {name: item for name, item in read.members.items() if isinstance(item, griffe.Class)}
 
+    def class_named(self, dotted: str) -> griffe.Class | None:
+        """A class, also one inside another, as `Outer.Inner`."""
+        import griffe
+
+        head, *rest = dotted.split(".")
+        found = self.classes.get(head)
+        for name in rest:
+            inner = found.members.get(name) if found is not None else None
+            found = inner if isinstance(inner, griffe.Class) else None
+        return found
+
+    @cached_property
+    def class_statements(self) -> dict[tuple[str, int], ast.ClassDef]:
+        """Every class statement, by its name and the line it, or its first decorator, stands at."""
+        found = [node for node in ast.walk(self.syntax) if isinstance(node, ast.ClassDef)]
+        return {
+            (node.name, line): node
+            for node in found
+            for line in (node.lineno, *(item.lineno for item in node.decorator_list[:1]))
+        }
+
     @cached_property
     def statements_of(self) -> dict[str, ast.ClassDef | ast.FunctionDef]:
         """Its classes and functions as syntax, by name, branches of the top level included."""
