@@ -88,6 +88,12 @@ HAS_IT = {
     "loop-setattr": draft(after=f'for one in [AcmeForCausalLMNextN]:\n    setattr(one, "{GATE}", print)'),
     "loop-over-a-name": draft(after=f"_all = (AcmeForCausalLMNextN,)\nfor one in _all:\n    one.{GATE} = print"),
     "loop-over-hooks": draft(after=f'for name in ("{GATE}",):\n    setattr(AcmeForCausalLMNextN, name, print)'),
+    "loop-over-pairs": draft(after=f"for one, hook in ((AcmeForCausalLMNextN, print),):\n    one.{GATE} = hook"),
+    "loop-over-items": draft(
+        after=f'for name, hook in {{"{GATE}": print}}.items():\n    setattr(AcmeForCausalLMNextN, name, hook)'
+    ),
+    "loop-over-a-dict": draft(after=f"_all = {{AcmeForCausalLMNextN: 1}}\nfor one in _all:\n    one.{GATE} = print"),
+    "loop-over-zip": draft(after=f"for one, hook in zip([AcmeForCausalLMNextN], [print]):\n    one.{GATE} = hook"),
     "its-own-name": draft(
         bases="AcmeForCausalLMNextN", before="from .acme import AcmeForCausalLM as AcmeForCausalLMNextN"
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from backstamp import parity
 from backstamp import parity_report as module
-from backstamp.entry_classes import comparing, sources, tables, tree
+from backstamp.entry_classes import comparing, reading, sources, tables, tree
 from backstamp.findings import Finding
 from backstamp.parity import Gate
 from backstamp.parity_report import RULES, parity_report
@@ -74,7 +74,7 @@ def test_every_rule_is_explained() -> None:
     at = {"Finding": 1, "Trouble": 0}
     calls = [
         node
-        for source in (module, parity, comparing, sources, tables, tree)
+        for source in (module, parity, comparing, reading, sources, tables, tree)
         for node in ast.walk(ast.parse(inspect.getsource(source)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in at
     ]

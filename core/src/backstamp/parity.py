@@ -127,7 +127,12 @@ def check_parity(
             *undecided,
         ),
         absent=tuple(item for item in missing if item.rule == "absent-class"),
-        notes=(*gathered.notes, *_unread_bases(classes.values(), undecided)),
+        notes=(
+            *gathered.notes,
+            *_unread_bases(classes.values(), undecided),
+            *dict.fromkeys(note for reader in readers for note in reader.notes),
+            *_unanswered(hooks, read),
+        ),
     )
 
 
@@ -168,6 +173,14 @@ def _missing(
             continue
         file = gathered.tree.shown(Path(row.module)) if row.module.endswith(".py") else ""
         yield Trouble("unread-class", label, f"needs a class statement, got {unread[0].dotted}", file)
+
+
+def _unanswered(hooks: Sequence[str], read: Mapping[str, Mapping[str, EntryClass]]) -> Iterator[Trouble]:
+    """The hooks that were asked for by name and that nothing has: more likely a misspelling than parity."""
+    answered = {hook for classes in read.values() for entry in classes.values() for hook in entry.hooks}
+    for hook in hooks:
+        if hook not in answered:
+            yield Trouble("unanswered-hook", hook, "was asked for, and no entry class answers it")
 
 
 def _unread_bases(classes: Iterable[EntryClass], undecided: Sequence[Trouble]) -> Iterator[Trouble]:

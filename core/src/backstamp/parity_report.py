@@ -28,6 +28,8 @@ RULES: Final[Mapping[str, str]] = {
     "nothing-paired": "Nothing was compared, which is no pass.",
     "absent-class": "An entry class whose module is not installed here was compared with nothing.",
     "live-registry": "Classes that plugins add to an engine's registry at run time were compared only if it was asked.",
+    "unanswered-hook": "A hook that no entry class answers compares nothing; its name may be misspelt.",
+    "unread-assignment": "What a module gives its classes by names that are not read may be a hook.",
     "unread-base": "A base class that was not read may have the hook that is missing.",
     "unread-class": "A class that was named and not read was compared with nothing.",
     "unread-list": "A list of entry classes that is not read whole has entry classes nobody compared.",

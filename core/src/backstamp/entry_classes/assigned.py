@@ -11,8 +11,8 @@ Source: sglang 0.5.23 srt/models/qwen3_5.py:3010, which assigns its fusion gate 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from backstamp.entry_classes.names import Names
 from backstamp.entry_classes.platforms import statements
@@ -20,13 +20,20 @@ from backstamp.entry_classes.tree import Module
 
 __all__ = ["Assigned", "assigned_in", "bound_in", "elements"]
 
+#: The methods that give one side of a dict.
+_SIDES: Final = frozenset({"keys", "values"})
+
 
 class Assigned(NamedTuple):
-    """An attribute given to a class from outside; `present` is false for None, and None for one that is deleted."""
+    """An attribute given to a class from outside; `present` is false for None, and None for one that is deleted.
+
+    An empty `owner` or `attribute` is one that could not be read.
+    """
 
     owner: str
     attribute: str
     present: bool | None
+    line: int
 
 
 def assigned_in(module: Module, names: Names) -> Iterator[Assigned]:
@@ -76,37 +83,97 @@ def _spread(item: ast.expr, module: Module, names: Names, depth: int) -> tuple[a
 
 
 def _assigned(
-    body: Iterable[ast.stmt], loop: dict[str, tuple[ast.expr, ...]], module: Module, names: Names
+    body: Iterable[ast.stmt], loop: Mapping[str, ast.expr | None], module: Module, names: Names
 ) -> Iterator[Assigned]:
+    """`loop` is what the variables of the loops around stand for; None for what could not be read."""
     for statement in body:
-        if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name):
-            held = {**loop, statement.target.id: elements(statement.iter, module, names)}
-            yield from _assigned(statements(statement.body, names.platform), held, module, names)
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Attribute):
-                    for owner in _words(target.value, loop):
-                        yield Assigned(owner, target.attr, _is_something(statement.value))
-        elif isinstance(statement, ast.Delete):
-            for target in statement.targets:
-                if isinstance(target, ast.Attribute):
-                    for owner in _words(target.value, loop):
-                        yield Assigned(owner, target.attr, None)
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            call = statement.value
-            if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
-                for owner in _words(call.args[0], loop):
-                    for attribute in _words(call.args[1], loop):
-                        yield Assigned(owner, attribute, _is_something(call.args[2]))
+        if isinstance(statement, ast.For):
+            for round_ in _rounds(statement, module, names):
+                inner = statements(statement.body, names.platform)
+                yield from _assigned(inner, {**loop, **round_}, module, names)
+            continue
+        for target, attribute, present in _gifts(statement):
+            word = _word(attribute, loop) if isinstance(attribute, ast.expr) else attribute
+            yield Assigned(_word(target, loop), word, present, statement.lineno)
 
 
-def _words(expression: ast.expr, loop: dict[str, tuple[ast.expr, ...]]) -> tuple[str, ...]:
-    """The names, or the strings, that an expression stands for inside the loops around it."""
-    if isinstance(expression, ast.Constant):
-        return (expression.value,) if isinstance(expression.value, str) else ()
+def _gifts(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | str, bool | None]]:
+    """What one statement gives or takes: of whom, which attribute, and whether it is something."""
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if isinstance(target, ast.Attribute):
+                yield target.value, target.attr, _is_something(statement.value)
+    elif isinstance(statement, ast.Delete):
+        for target in statement.targets:
+            if isinstance(target, ast.Attribute):
+                yield target.value, target.attr, None
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        asked = call.func.id if isinstance(call.func, ast.Name) else ""
+        if asked == "setattr" and len(call.args) == 3:
+            yield call.args[0], call.args[1], _is_something(call.args[2])
+        elif asked == "delattr" and len(call.args) == 2:
+            yield call.args[0], call.args[1], None
+
+
+def _rounds(loop: ast.For, module: Module, names: Names) -> Iterator[dict[str, ast.expr | None]]:
+    """What a loop's variables stand for in each of its rounds; one round of unknowns where that cannot be read."""
+    unknown: dict[str, ast.expr | None] = {
+        node.id: None for node in ast.walk(loop.target) if isinstance(node, ast.Name)
+    }
+    rows = _rows(loop.iter, module, names)
+    if rows is None:
+        yield unknown
+    for row in rows or ():
+        if isinstance(loop.target, ast.Name):
+            yield {loop.target.id: row}
+        elif (
+            isinstance(loop.target, ast.Tuple)
+            and isinstance(row, ast.Tuple | ast.List)
+            and len(row.elts) == len(loop.target.elts)
+            and not any(isinstance(item, ast.Starred) for item in (*row.elts, *loop.target.elts))
+        ):
+            pairs = zip(loop.target.elts, row.elts, strict=True)
+            yield {**unknown, **{target.id: item for target, item in pairs if isinstance(target, ast.Name)}}
+        else:
+            yield unknown
+
+
+def _rows(expression: ast.expr, module: Module, names: Names) -> Sequence[ast.expr] | None:
+    """What a loop goes over: a list, a dict or its items, `zip` of lists; None where it cannot be read."""
+    call = expression if isinstance(expression, ast.Call) and not expression.keywords else None
+    if call is not None and isinstance(call.func, ast.Name) and call.func.id == "zip":
+        columns = [_rows(item, module, names) for item in call.args]
+        known = [column for column in columns if column is not None]
+        return [ast.Tuple(list(row)) for row in zip(*known, strict=False)] if len(known) == len(columns) else None
+    if call is not None and isinstance(call.func, ast.Attribute) and not call.args:
+        held = _dict(call.func.value, module, names)
+        if held is not None and call.func.attr == "items":
+            return [ast.Tuple([key, value]) for key, value in held]
+        return [pair[call.func.attr == "values"] for pair in held] if held and call.func.attr in _SIDES else None
+    if (held := _dict(expression, module, names)) is not None:
+        return [key for key, _ in held]
+    found = elements(expression, module, names)
+    # what is its own element was not taken apart
+    return None if any(item is expression for item in found) else found
+
+
+def _dict(expression: ast.expr, module: Module, names: Names) -> list[tuple[ast.expr, ast.expr]] | None:
+    held = names.list_of(module, expression.id) if isinstance(expression, ast.Name) else expression
+    if not isinstance(held, ast.Dict):
+        return None
+    rows = [(key, value) for key, value in zip(held.keys, held.values, strict=True) if key is not None]
+    return rows if len(rows) == len(held.keys) else None
+
+
+def _word(expression: ast.expr, loop: Mapping[str, ast.expr | None]) -> str:
+    """The name, or the string, that an expression stands for inside the loops around it; empty where none is read."""
     if isinstance(expression, ast.Name) and expression.id in loop:
-        return tuple(word for item in loop[expression.id] for word in _words(item, {}))
-    return (ast.unparse(expression),) if isinstance(expression, ast.Name | ast.Attribute) else ()
+        held = loop[expression.id]
+        return _word(held, {}) if held is not None else ""
+    if isinstance(expression, ast.Constant):
+        return expression.value if isinstance(expression.value, str) else ""
+    return ast.unparse(expression) if isinstance(expression, ast.Name | ast.Attribute) else ""
 
 
 def _names(target: ast.AST, name: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backstamp.entry_classes.assigned import assigned_in, bound_in
-from backstamp.entry_classes.facts import ClassRef, EntryClass, Listed
+from backstamp.entry_classes.facts import ClassRef, EntryClass, Listed, Trouble
 from backstamp.entry_classes.names import Names, Unread, is_foundation
 from backstamp.entry_classes.reach import Reach
 from backstamp.entry_classes.tree import Module, Tree
@@ -133,16 +133,31 @@ class Reader:
         return module, module.class_named(ref.name)
 
     @cached_property
+    def notes(self) -> tuple[Trouble, ...]:
+        """The places where a module may give a class a hook, and which class or which hook could not be read."""
+        return tuple(self._assignments[1])
+
+    @property
     def _given(self) -> dict[ClassRef, dict[str, bool | None]]:
         """What modules of the tree give classes after their statements."""
+        return self._assignments[0]
+
+    @cached_property
+    def _assignments(self) -> tuple[dict[ClassRef, dict[str, bool | None]], list[Trouble]]:
         given: dict[ClassRef, dict[str, bool | None]] = {}
+        unread: list[Trouble] = []
         wanted = frozenset(self.hooks)
-        for module in self._assigning(wanted):
-            for owner, attribute, present in assigned_in(module, self.names):
-                ref = self.names.resolve(module, owner) if attribute in wanted else None
-                if isinstance(ref, ClassRef):
+        for module in self._assigning((*self.hooks, "setattr")):
+            for owner, attribute, present, line in assigned_in(module, self.names):
+                ref = self.names.resolve(module, owner) if owner else None
+                is_class = isinstance(ref, ClassRef) and self._class(ref)[1] is not None
+                if isinstance(ref, ClassRef) and attribute in wanted:
                     given.setdefault(ref, {})[attribute] = present
-        return given
+                elif (attribute in wanted and not owner) or (not attribute and is_class):
+                    text = f"was not read; it may give {owner or 'a class'} {attribute or 'a hook'}"
+                    shown = self.tree.shown(module.path)
+                    unread.append(Trouble("unread-assignment", module.path.stem, text, shown, line))
+        return given, unread
 
     def _assigning(self, wanted: Iterable[str]) -> list[Module]:
         """The modules read so far whose text has one of the names at all."""
