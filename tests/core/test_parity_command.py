@@ -28,12 +28,12 @@ def backstamp_entry_classes():
 
 
 def parity(
-    *arguments: str, path: Path | None = None, before: str = "", columns: str = "80"
+    *arguments: str, path: Path | None = None, before: str = "", columns: str = "80", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
     environment = {**os.environ, "COLUMNS": columns, "PYTHONPATH": str(path or "")}
     run = [sys.executable, "-c", f"{before}\n{COMMAND}", "parity", *arguments]
-    return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=120, cwd=cwd)
 
 
 def answered(*arguments: str, path: Path | None = None) -> dict[str, list[dict[str, object]]]:
@@ -78,6 +78,17 @@ def test_a_violation_in_text_fits_eighty_columns(tmp_path: Path) -> None:
     assert "fault: AcmeForCausalLMNextN (draft of AcmeForCausalLM)" in words
     assert f"draft.py:1: the draft needs {GATE}, which its target has, got none" in words
     assert max(map(len, run.stdout.splitlines())) <= 80
+
+
+def test_annotations_are_placed_from_the_current_directory(tmp_path: Path) -> None:
+    """A code host reads paths from the root of the checkout, where the command runs; elsewhere they start at DIR."""
+    write_tree(tmp_path / "src" / "models", {"acme.py": TARGET, "draft.py": DRAFT})
+    below = parity("--source", "src/models", "--report", "github", cwd=tmp_path)
+    assert "file=src/models/draft.py,line=1" in below.stdout
+    assert '"uri": "src/models/draft.py"' in parity("--source", "src/models", "--report", "sarif", cwd=tmp_path).stdout
+    (tmp_path / "other").mkdir()
+    beside = parity("--source", "../src/models", "--report", "github", cwd=tmp_path / "other")
+    assert "file=draft.py,line=1" in beside.stdout
 
 
 def test_a_pair_in_parity_passes(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def _parity(
     gates = read_gates(gate or ())
     pairs = read_pairs(pair or ())
     if source is not None:
-        gathered = from_folder(source)
+        # code hosts put an annotation where a path from the root of the checkout leads
+        gathered = from_folder(source, beside=Path.cwd())
     elif engine is not None:
         gathered = from_engine(engine)
     else:

@@ -45,14 +45,16 @@ class Gathered:
     notes: tuple[Trouble, ...] = ()
 
 
-def from_folder(folder: Path) -> Gathered:
+def from_folder(folder: Path, *, beside: Path | None = None) -> Gathered:
     """The entry classes that the modules of a folder list.
+
+    Findings show paths relative to the folder, or to `beside` where the folder lies under it.
 
     Raises:
         BadInput: no such folder, or no Python file in it. NotInstalled: griffe is missing.
     """
     need_griffe()
-    tree = Tree.of_folder(folder)
+    tree = Tree.of_folder(folder, beside)
     table = list_classes(tree, Names(tree, PLATFORMS[0]))
     rows = join(table.rows)
     return Gathered(subject=str(folder), tree=tree, rows=rows, engines=table.engines, troubles=table.troubles)

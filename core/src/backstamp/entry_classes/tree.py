@@ -123,19 +123,22 @@ class Tree:
 
     folder: Path | None = None
     installed: bool = False
+    beside: Path | None = None
     modules: dict[Path, Module | None] = field(default_factory=dict)
     troubles: dict[Path, Trouble] = field(default_factory=dict)
     _tops: dict[str, Path | None] = field(default_factory=dict)
     _found: dict[tuple[str, int, Path | None], Path | None] = field(default_factory=dict)
 
     @classmethod
-    def of_folder(cls, folder: Path) -> Tree:
+    def of_folder(cls, folder: Path, beside: Path | None = None) -> Tree:
         """Every module under a folder, read.
 
         Raises:
             BadInput: no such folder, or no Python file in it.
         """
-        tree = cls(folder=folder.resolve())
+        inside = folder.resolve()
+        above = beside.resolve() if beside is not None else None
+        tree = cls(folder=inside, beside=above if above is not None and inside.is_relative_to(above) else None)
         if not folder.is_dir():
             raise BadInput("--source", needed="a folder of Python files", found=f"{folder}, which is none")
         files = [path for path in sorted(tree.inside.rglob("*.py")) if not path.name.startswith("._")]
@@ -199,7 +202,7 @@ class Tree:
 
     def shown(self, path: Path) -> str:
         """A path as reports show it: relative to the folder that was asked for, or to the package it lies in."""
-        starts = (self.folder, self.root, *(top for top in self._tops.values() if top is not None))
+        starts = (self.beside, self.folder, self.root, *(top for top in self._tops.values() if top is not None))
         for start in starts:
             if start is not None and path.is_relative_to(start):
                 return path.relative_to(start).as_posix()
