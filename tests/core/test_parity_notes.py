@@ -40,3 +40,14 @@ def test_a_hook_that_no_class_answers_is_told(tmp_path: Path) -> None:
     parity = parity_of(tmp_path, {"acme.py": TARGET, "draft.py": DRAFT}, hooks=["post_laod_weights", GATE])
     (note,) = parity.notes
     assert (note.rule, note.subject) == ("unanswered-hook", "post_laod_weights")
+
+
+@pytest.mark.parametrize(("decorator", "noted"), [("fused(1)", True), ("support_torch_compile", False)])
+def test_a_decorator_that_may_give_a_hook_is_told(decorator: str, noted: bool, tmp_path: Path) -> None:
+    """On a class of a pair; those that engines put on every model are known to give none."""
+    classes = f"@{decorator}\nclass AcmeForCausalLM: ...\n@{decorator}\nclass Other: ...\n"
+    text = f"{classes}EntryClass = [AcmeForCausalLM, Other]\n"
+    parity = parity_of(tmp_path, {"acme.py": text, "draft.py": DRAFT})
+    assert [(note.rule, note.subject, note.file) for note in parity.notes] == [
+        ("unread-decorator", "AcmeForCausalLM", "acme.py")
+    ] * noted

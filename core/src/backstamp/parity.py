@@ -132,6 +132,7 @@ def check_parity(
             *_unread_bases(classes.values(), undecided),
             *dict.fromkeys(note for reader in readers for note in reader.notes),
             *_unanswered(hooks, read),
+            *dict.fromkeys(note for pair in paired for note in _decorated(pair, every)),
         ),
     )
 
@@ -181,6 +182,14 @@ def _unanswered(hooks: Sequence[str], read: Mapping[str, Mapping[str, EntryClass
     for hook in hooks:
         if hook not in answered:
             yield Trouble("unanswered-hook", hook, "was asked for, and no entry class answers it")
+
+
+def _decorated(pair: Paired, hooks: Sequence[str]) -> Iterator[Trouble]:
+    """The classes of a pair that lack a hook their decorator may give them."""
+    for entry in (pair.draft, pair.target):
+        if entry.decorators and not entry.hooks.issuperset(hooks):
+            text = f"is handed to {', '.join(entry.decorators)}, which was not read and may give it a hook"
+            yield Trouble("unread-decorator", entry.name, text, entry.file, entry.line)
 
 
 def _unread_bases(classes: Iterable[EntryClass], undecided: Sequence[Trouble]) -> Iterator[Trouble]:

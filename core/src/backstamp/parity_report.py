@@ -32,6 +32,7 @@ RULES: Final[Mapping[str, str]] = {
     "unread-assignment": "What a module gives its classes by names that are not read may be a hook.",
     "unread-base": "A base class that was not read may have the hook that is missing.",
     "unread-class": "A class that was named and not read was compared with nothing.",
+    "unread-decorator": "A decorator may give a class the hook that is missing, or give one of a pair a hook.",
     "unread-list": "A list of entry classes that is not read whole has entry classes nobody compared.",
     "unread-plugin": "A plugin whose declarations cannot be read has entry classes nobody compared.",
     "unread-source": "Source that cannot be read has entry classes nobody compared.",

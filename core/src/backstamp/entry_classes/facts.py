@@ -43,6 +43,7 @@ class EntryClass(NamedTuple):
         unread: bases that could not be read, dotted; what they answer is not known.
         markers: functions of a gated layer that its code, or that of what it builds, calls.
         draft: see `Listed`.
+        decorators: what its statement is handed to, but for those that are known to give it no hook.
     """
 
     name: str
@@ -53,6 +54,7 @@ class EntryClass(NamedTuple):
     unread: tuple[str, ...] = ()
     markers: frozenset[str] = frozenset()
     draft: bool | None = None
+    decorators: tuple[str, ...] = ()
 
 
 class Trouble(NamedTuple):

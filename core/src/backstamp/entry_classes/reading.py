@@ -10,11 +10,12 @@ be read is told, and what it answers is not known.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backstamp.entry_classes.assigned import assigned_in, bound_in
 from backstamp.entry_classes.facts import ClassRef, EntryClass, Listed, Trouble
@@ -26,6 +27,22 @@ if TYPE_CHECKING:
     import griffe
 
 __all__ = ["Reader"]
+
+#: Decorators by their last word: those of the standard library, and those that engines put on models.
+#: Source: vllm 0.33.0 compilation/decorators.py, multimodal/registry.py, model_executor/models/interfaces_base.py.
+_GIVE_NO_HOOK: Final = frozenset(
+    {
+        "dataclass",
+        "default_pooling_type",
+        "deprecated",
+        "final",
+        "register_omni_processor",
+        "register_processor",
+        "runtime_checkable",
+        "support_torch_compile",
+        "total_ordering",
+    }
+)
 
 
 @dataclass(eq=False)
@@ -79,7 +96,14 @@ class Reader:
             unread=tuple(unread),
             markers=markers,
             draft=listed.draft,
+            decorators=self._decorators(module, found),
         )
+
+    def _decorators(self, module: Module, found: griffe.Class) -> tuple[str, ...]:
+        """The decorators of a class that may give it a hook."""
+        node = module.class_statements.get((found.name, found.lineno or 0))
+        every = [ast.unparse(item) for item in node.decorator_list] if node is not None else []
+        return tuple(text for text in every if text.partition("(")[0].rpartition(".")[2] not in _GIVE_NO_HOOK)
 
     def _has(self, ref: ClassRef, hook: str, unread: dict[str, None], seen: set[ClassRef]) -> bool:
         """Whether a class answers a hook; `unread` gathers the bases that could not be asked."""
