@@ -20,6 +20,7 @@ READ = {
     "added-to-a-name": "_all = []\nEntryClass = _all\nEntryClass += [AcmeForCausalLMNextN]",
     "in-the-branch-not-taken-last": "if flag:\n    EntryClass = []\nelse:\n    EntryClass = [AcmeForCausalLMNextN]",
     "on-one-platform": "if is_rocm():\n    EntryClass = [AcmeForCausalLMNextN]",
+    "imported-as": "from draft import AcmeForCausalLMNextN as EntryClass",
     "registered-by-keyword": (
         'ModelRegistry.register_model(model_arch="AcmeForCausalLMNextN", model_cls=AcmeForCausalLMNextN)'
     ),

@@ -70,7 +70,8 @@ def join(rows: Iterable[Listed]) -> tuple[Listed, ...]:
         draft = row.draft or (known.draft if known is not None else row.draft)
         joined[key] = row._replace(archs=archs, draft=draft)
     count = Counter(row.name for row in joined.values())
-    # two classes of one name are told apart by what a config calls them
+    # two classes of one name are told apart by what a config calls them; the list's own name is no class's
+    count[_ENTRY] += 1
     return tuple(row._replace(label=row.name if count[row.name] == 1 else row.archs[0]) for row in joined.values())
 
 
