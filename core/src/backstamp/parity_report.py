@@ -90,7 +90,8 @@ def _outcomes(parity: Parity) -> Iterator[Outcome]:
     if parity.notes:
         notes = tuple(_trouble(item, "note") for item in parity.notes)
         yield Outcome(check="unread", name="bases and registries", findings=notes, reason="not read")
-    if not parity.pairs and not parity.absent:
+    # absent classes alone are skipped, and a report of nothing else says itself that nothing ran
+    if not parity.pairs and (parity.covered or not parity.absent):
         text = f"needs a draft and its target, got {len(parity.classes)} entry class(es) and no pair"
         fix = "Name one with --pair DRAFT=TARGET"
         nothing = Finding("fault", "nothing-paired", parity.subject, text, fix)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from backstamp.entry_classes.facts import Trouble
 from backstamp.errors import BadInput, NotInstalled
+from backstamp.source_lint.linting import python_files
 from backstamp.text import plain
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Tree:
         tree = cls(folder=inside, beside=above if above is not None and inside.is_relative_to(above) else None)
         if not folder.is_dir():
             raise BadInput("--source", needed="a folder of Python files", found=f"{folder}, which is none")
-        files = [path for path in sorted(tree.inside.rglob("*.py")) if not path.name.startswith("._")]
+        files = [path for path in sorted(python_files(tree.inside)) if not path.name.startswith("._")]
         if not files:
             raise BadInput("--source", needed="a folder of Python files", found=f"{folder}, which holds none")
         with garbage_waits():

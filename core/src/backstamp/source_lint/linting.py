@@ -73,13 +73,17 @@ def python_files(place: Path) -> Iterator[Path]:
         return
     for folder, folders, files in os.walk(place):
         here = Path(folder)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _NOT_SOURCE
+        passed = _NOT_SOURCE | (_BUILT if any(name in files for name in _PROJECT) else frozenset())
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in passed
                             and not (here / name / "pyvenv.cfg").is_file())  # fmt: skip
         # a pipe or a link to nothing is no source
         yield from (here / name for name in sorted(files) if name.endswith(".py") and (here / name).is_file())
 
 
 _NOT_SOURCE: Final = frozenset({"__pycache__", "node_modules"})
+#: What building leaves beside a project's own file: copies of its source.
+_BUILT: Final = frozenset({"build", "dist"})
+_PROJECT: Final = ("pyproject.toml", "setup.py")
 
 
 class _Run:
