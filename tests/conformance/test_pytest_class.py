@@ -83,6 +83,13 @@ def test_a_class_without_a_distribution_is_told_what_it_lacks(tmp_path: Path, si
     status, output = run(tmp_path, site)
     assert status != 0
     assert 'needs a line distribution = "..."' in output
+    (tmp_path / "test_it.py").write_text(
+        THREE_LINES.format(name="sound-attention") + '    checks = ("numbers",)\n', "utf-8"
+    )
+    status, output = run(tmp_path, site)
+    assert status != 0
+    assert "needs checks among declarations" in output
+    (tmp_path / "test_it.py").unlink()
     status, output = run(written(tmp_path, "sound-atention"), site)
     assert status != 0
     assert "Did you mean sound-attention?" in output
@@ -92,8 +99,8 @@ def test_the_option_needs_no_file(tmp_path: Path, site: Path) -> None:
     """Alone it is all that runs; beside a path both do."""
     status, output = run(tmp_path, site, "--conformance", "sound-attention", "-k", "stamps")
     assert status == 0, output
-    assert "6 passed" in output
+    assert "7 passed" in output
     status, output = run(written(tmp_path, "broken-attention"), site, "--conformance", "sound-attention",
                          "test_conformance.py", "-k", "stamps")  # fmt: skip
     assert status == 0, output
-    assert "12 passed" in output
+    assert "14 passed" in output

@@ -37,14 +37,16 @@ class PluginConformance:
         """Every job of this class's plugin.
 
         Raises:
-            BadInput: no `distribution`, or nothing of that name is installed. PluginFailed: it does not load.
+            BadInput: no `distribution`, nothing of that name installed, or an unknown check. PluginFailed: it does not
+            load.
         """
         from backstamp.errors import BadInput
         from backstamp.testing.conformance.subject import subjects_of
-        from backstamp.testing.conformance.suite import CHECKS, jobs_of
+        from backstamp.testing.conformance.suite import CHECKS, jobs_of, needs_known
 
         if not cls.distribution:
             raise BadInput(cls.__qualname__, needed='a line distribution = "..."', found="none")
+        needs_known(cls.checks)
         for subject in subjects_of(cls.distribution):
             yield from jobs_of(subject, cls.checks or tuple(CHECKS))
 
@@ -59,7 +61,7 @@ class PluginConformance:
             pytest.skip(outcome.reason)
         if outcome.findings:
             finding = outcome.findings[0]
-            pytest.fail(f"{finding.subject}: {finding.text}. {finding.fix}", pytrace=False)
+            pytest.fail(f"{finding.subject}: {finding.words}", pytrace=False)
 
     def test_something_runs_here(self) -> None:
         """Nothing ran is no pass: a kernel that no test met may be anything."""
