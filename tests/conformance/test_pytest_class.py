@@ -19,7 +19,7 @@ from backstamp.testing.conformance import PluginConformance
 class TestConformance(PluginConformance):
     distribution = "{name}"
 """
-#: A kernel that drops the tree mask, so that four tests fail.
+#: A kernel that drops the tree mask, so that five tests fail.
 BROKEN = (
     ("backend.py", "from backstamp.factories", "from dataclasses import replace\n\nfrom backstamp.factories"),
     ("backend.py", "layer, state, new=new)", "layer, replace(state, tree=None), new=new)"),
@@ -65,7 +65,7 @@ def test_a_broken_plugin_fails_as_tests_with_their_reason(tmp_path: Path, site: 
     """What is wrong is the failure's text, without a traceback through the kit."""
     status, output = run(written(tmp_path, "broken-attention"), site, "-k", "tree and numerics")
     assert status == 1
-    assert "4 failed" in output
+    assert "5 failed" in output
     assert "verify, tree mask, qlen: output is off by" in output
     assert "Traceback" not in output
 
