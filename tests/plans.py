@@ -20,6 +20,7 @@ from backstamp.plan_rows import (
     PhasePlan,
     PluginRef,
     SinkNeeds,
+    Timing,
     Verdict,
     Warn,
 )
@@ -114,6 +115,10 @@ def samples() -> dict[type[object], tuple[object, object]]:
         Conversion("sinks", "decode", "a", "bf16", "fp32"),
         Conversion("scale", "prefill", "b", "fp16", "bf16"),
     )
+    timings = (
+        Timing("attention", "decode", "main", "a", 2.5, "b", 5.0),
+        Timing("linear", "prefill", "vision", "c", 7.25, "a", None),
+    )
     sinks = SinkNeeds(("bf16",), ("fp32",), "lossless"), SinkNeeds(("fp32",), ("bf16", "fp16"), "any")
     groups = (
         GroupPlan("main", "mha", (0, 2), "a", plugins[0], libraries[0], 0, "operator", True, (("softcap", 50.0),), ()),
@@ -144,10 +149,11 @@ def samples() -> dict[type[object], tuple[object, object]]:
             conversions=(conversions[at],),
             sub_settings=((), (("dsa_prefill_backend", "trtllm"),))[at],
             conv_sidecar=bool(at),
+            timings=(timings[at],),
         )
         for at in (0, 1)
     )
-    pairs = (plugins, libraries, verdicts, warns, losses, features, conversions, sinks, groups, linears, plans)
+    pairs = (plugins, libraries, verdicts, warns, losses, features, conversions, timings, sinks, groups, linears, plans)
     firsts = phases[0]["prefill"], phases[1]["decode"]
     return {type(pair[0]): (pair[0], pair[1]) for pair in (*pairs, firsts)}
 

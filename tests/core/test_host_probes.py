@@ -21,6 +21,7 @@ from backstamp.probes import (
     cpu_features,
     found_probes,
     installed_libraries,
+    read_driver,
     read_management,
 )
 
@@ -227,3 +228,21 @@ def test_a_missing_torch_is_a_failed_probe(tmp_path: Path, monkeypatch: pytest.M
     assert this_host("cpu").probes[0].ok
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert this_host("cpu").probes[0] == Probe("torch", False, "not installed")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\nGCC version:  gcc 12.3.0",
+            "570.86.15",
+        ),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", "580.65.06"),
+        ("6.12.12\n", "6.12.12"),
+        ("", ""),
+    ],
+    ids=["nvidia", "nvidia-open", "amdgpu", "empty"],
+)
+def test_the_driver_is_a_runtime_with_a_version(text: str, version: str) -> None:
+    """Times are kept by it: a driver compiles what a kernel left as PTX, and schedules all of them."""
+    assert read_driver(text) == version

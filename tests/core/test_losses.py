@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from backstamp.engine import EngineFacts
 from backstamp.launch import Requests, make_launch
-from backstamp.measurements import Measurements
 from backstamp.plan_rows import Loss
 from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
-from tests.resolving import kernel, plan_of
+from tests.resolving import kernel, plan_of, times_of
 from tests.scenes import DENSE, model_with, plan_with, texts_of
 
 FULL = EngineFacts(graph="any")
@@ -21,9 +20,8 @@ ASKED = Requests(attention_backend="k")
 
 def test_a_kernel_measured_slower_is_priced_with_the_faster_one() -> None:
     """In the phases that were measured, and not where the fastest runs."""
-    rows = (("attention", "decode", "k", 30.0), ("attention", "decode", "fast", 20.0))
     offers = [kernel("k"), kernel("fast")]
-    record = Measurements(host="h100", microseconds=rows)
+    record = times_of(offers, {("decode", "k"): 30.0, ("decode", "fast"): 20.0})
     assert plan_of(offers, ASKED, measurements=record).losses == (
         Loss("time", "decode", "k", "1.50 times the measured time of fast", "fast"),
     )
@@ -32,9 +30,8 @@ def test_a_kernel_measured_slower_is_priced_with_the_faster_one() -> None:
 
 def test_a_kernel_nobody_measured_is_not_priced() -> None:
     """No number, no ratio."""
-    rows = (("attention", "decode", "fast", 20.0),)
-    record = Measurements(host="h100", microseconds=rows)
-    assert plan_of([kernel("k"), kernel("fast")], ASKED, measurements=record).losses == ()
+    offers = [kernel("k"), kernel("fast")]
+    assert plan_of(offers, ASKED, measurements=times_of(offers, {("decode", "fast"): 20.0})).losses == ()
 
 
 def test_the_conditions_that_lower_a_graph_are_all_named() -> None:
@@ -75,9 +72,9 @@ def test_an_alternative_must_serve_every_layer_the_losing_kernel_runs() -> None:
     """One that refuses some of them is none, whatever it would keep for the others."""
     fa2 = kernel("fa2", head_dims=(256,), graph="any", accuracy="exact", priority=90)
     slow = kernel("slow", head_dims=(256, 512), graph="single", accuracy="rough")
-    rows = (("attention", "decode", "slow", 30.0), ("attention", "decode", "fa2", 20.0))
     launch = make_launch(Requests(attention_backend="slow"), policy=PER_LAYER)
-    engine, record = EngineFacts(graph="uniform"), Measurements(host="h100", microseconds=rows)
+    engine = EngineFacts(graph="uniform")
+    record = times_of([fa2, slow], {("decode", "slow"): 30.0, ("decode", "fa2"): 20.0}, model=UNLIKE)
     catalogue = catalogue_of(fake_plugin("p", [fa2, slow]))
     found = resolve(launch, engine, UNLIKE, described_host("h100"), catalogue, record).losses
     assert {(loss.code, loss.alternative) for loss in found} == {("graph", ""), ("accuracy", "")}

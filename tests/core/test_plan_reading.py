@@ -71,7 +71,8 @@ def within(value: object) -> Plan:
     name = type(value).__name__
     if name in at_phase:
         return within(phase._replace(**{at_phase[name]: (value,) if name == "Verdict" else value}))
-    lists = {"Loss": "losses", "Warn": "warnings", "FeaturePlan": "features", "Conversion": "conversions"}
+    lists = {"Loss": "losses", "Warn": "warnings", "FeaturePlan": "features"}
+    lists |= {"Conversion": "conversions", "Timing": "timings"}
     return dataclasses.replace(FULL, **{lists[name]: (value,)})
 
 
@@ -160,9 +161,11 @@ def changed(path: tuple[str | int, ...], value: object) -> object:
 
 #: Every field but those of open records, whose names are anybody's: any of them may be left out.
 _OPEN = [path for path in paths_of(written(FULL))[1:] if not ({"layouts", "settings"} & set(path[:-1]))]
+#: Where a time stands, which may have a fraction.
+_TIMES = [path for path in _OPEN if str(path[-1]).endswith("microseconds")]
 
 
-@pytest.mark.parametrize("path", _OPEN, ids=dotted)
+@pytest.mark.parametrize("path", [path for path in _OPEN if path not in _TIMES], ids=dotted)
 def test_a_value_of_the_wrong_type_is_one_error_that_names_the_field(path: tuple[str | int, ...]) -> None:
     """Nowhere in these does a number with a fraction stand, and nowhere is one taken for something else."""
     with pytest.raises(BadPlan) as caught:
@@ -170,6 +173,15 @@ def test_a_value_of_the_wrong_type_is_one_error_that_names_the_field(path: tuple
     *parent, last = path
     named = dotted(path) if not isinstance(last, int) or isinstance(written_at(path), dict) else dotted(tuple(parent))
     assert caught.value.who == f"plan of rank 3, field {named}"
+
+
+@pytest.mark.parametrize("path", _TIMES, ids=dotted)
+@pytest.mark.parametrize("value", ["50", True, float("nan")])
+def test_a_time_that_is_no_number_is_one_error_that_names_it(path: tuple[str | int, ...], value: object) -> None:
+    """It is what a choice rests on."""
+    with pytest.raises(BadPlan, match="needs a finite number") as caught:
+        plan_from_json(changed(path, value), "plan of rank 3")
+    assert caught.value.who == f"plan of rank 3, field {dotted(path)}"
 
 
 @pytest.mark.parametrize("value", ["50", True, None, float("nan"), float("inf")])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, NoKernel, StrictViolation
 from backstamp.launch import Requests
-from backstamp.measurements import Measurements
 from backstamp.plan import Plan
 from backstamp.policy import Policy
 from backstamp.testing.fakes import fake_plugin
-from tests.resolving import kernel, plan_of
+from tests.resolving import kernel, plan_of, times_of
 from tests.scenes import plan_with, texts_of
 
 INSIDE = fake_plugin("inside", [kernel("inside", priority=10)])
@@ -102,13 +103,17 @@ def test_keeping_the_graph_outranks_priority_only_where_asked(keep: bool, wanted
 def test_measurements_of_this_host_outrank_priority() -> None:
     """Measured kernels come first, fastest first, and the source says so; another host's record is not read."""
     offers = [kernel("high", graph="any", priority=90), kernel("slow"), kernel("quick", priority=1)]
-    rows = (("attention", "decode", "quick", 5.0), ("attention", "decode", "slow", 9.0))
-    plan = plan_of(offers, measurements=Measurements(host="h100", microseconds=rows))
+    record = times_of(offers, {("decode", "quick"): 5.0, ("decode", "slow"): 9.0})
+    plan = plan_of(offers, measurements=record)
     assert (decode(plan), plan.phase("decode").source) == ("quick", "auto (measured)")
     assert (plan.phase("prefill").kernel, plan.phase("prefill").source) == ("high", "auto")
-    assert decode(plan_of(offers, measurements=Measurements(host="b200", microseconds=rows))) == "high"
+    other = plan_of(offers, measurements=replace(record, machine=record.machine._replace(device_name="another")))
+    assert decode(other) == "high"
+    assert texts_of(other, "unmeasured") == [
+        "the times are another machine's, and ignored: device_name another there, NVIDIA H100 80GB HBM3 here"
+    ]
     # a graph counts before time only where the policy says so
-    captured, record = EngineFacts(graph="any"), Measurements(host="h100", microseconds=rows)
+    captured = EngineFacts(graph="any")
     assert decode(plan_of(offers, measurements=record, engine=captured)) == "quick"
     kept = plan_of(offers, measurements=record, engine=captured, policy=Policy(keep_graph=True))
     assert decode(kept) == "high"

@@ -19,15 +19,15 @@ from backstamp.errors import (
     UnknownKey,
 )
 from backstamp.launch import Requests, make_launch
-from backstamp.measurements import Measurements
 from backstamp.model import LayerFacts, LayerGroup, default_model, model_from_config
+from backstamp.plan_rows import Timing
 from backstamp.policy import Policy
 from backstamp.resolution import resolve
 from backstamp.testing.dists import cpu_offer
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from tests.models import config
-from tests.resolving import kernel, kernels, plan_of
+from tests.resolving import kernel, kernels, plan_of, times_of
 
 MLA = model_from_config(config("mla"))
 
@@ -49,12 +49,11 @@ def test_auto_takes_the_highest_priority_and_ties_go_by_name() -> None:
 
 def test_a_measurement_outranks_priority_and_the_plan_says_so() -> None:
     """What was timed on this host beats what was declared."""
-    times = Measurements(
-        host="h100", microseconds=(("attention", "decode", "slow", 9.0), ("attention", "decode", "b", 2.0))
-    )
-    plan = plan_of([kernel("slow", priority=90), kernel("b", priority=10)], measurements=times)
+    offers = [kernel("slow", priority=90), kernel("b", priority=10)]
+    plan = plan_of(offers, measurements=times_of(offers, {("decode", "slow"): 9.0, ("decode", "b"): 2.0}))
     assert (plan.phase("decode").kernel, plan.phase("decode").source) == ("b", "auto (measured)")
     assert plan.phase("prefill").kernel == "slow"
+    assert plan.timings == (Timing("attention", "decode", "main", "b", 2.0, "slow", 9.0),)
 
 
 def test_every_candidate_has_a_verdict_with_its_reason() -> None:

@@ -14,11 +14,12 @@ from backstamp.engine import EngineFacts
 from backstamp.errors import NoDevice
 from backstamp.host import this_host
 from backstamp.launch import Requests, make_launch
+from backstamp.made_steps import cannot
 from backstamp.model import model_from_config
 from backstamp.plan_rows import GroupPlan
 from backstamp.resolution import resolve
 from backstamp.testing.hosts import described_host
-from backstamp.warm import Warmed, _cannot, warm
+from backstamp.warm import Warmed, warm
 from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.native import TorchNative
 from tests.models import FOLDER, config
@@ -114,7 +115,7 @@ def test_the_linear_slot_is_warmed_too(topk: int, monkeypatch: pytest.MonkeyPatc
 def test_what_only_an_engine_can_make_is_told_and_not_tried(slot, family, layout, reason) -> None:
     """Random tensors cannot stand for every state and cache; the phase says why it was left cold."""
     group = samples()[GroupPlan][0]._replace(family=family)
-    assert _cannot(slot, group, kernel("one", layouts=(layout,))) == reason
+    assert cannot(slot, group, kernel("one", layouts=(layout,))) == reason
 
 
 def test_a_linear_phase_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ https://github.com/flashinfer-ai/flashinfer/issues/3186
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,22 +13,21 @@ import pytest
 from backstamp.agreement import compare, differences
 from backstamp.errors import Disagreement
 from backstamp.launch import Requests
-from backstamp.measurements import Measurements
 from backstamp.plan import Plan
-from tests.resolving import kernel, plan_of
+from tests.resolving import kernel, plan_of, times_of
 
 OFFERS = [kernel("flashinfer", priority=60), kernel("triton", priority=50)]
 
 
-def rank_plan(rank: int, timed: tuple[tuple[str, str, str, float], ...] = ()) -> Plan:
+def rank_plan(rank: int, timed: Mapping[tuple[str, str], float] | None = None) -> Plan:
     """What one rank resolves on a host of its own name, by its own timing."""
-    measured = Measurements(host="h100", microseconds=timed) if timed else None
+    measured = times_of(OFFERS, timed) if timed else None
     return replace(plan_of(OFFERS, Requests(), measurements=measured), host=f"node{rank}")
 
 
 PLANS = [rank_plan(rank) for rank in range(8)]
 #: Rank 5 timed triton as the faster one for decode.
-TIMED = rank_plan(5, (("attention", "decode", "triton", 9.0), ("attention", "decode", "flashinfer", 10.0)))
+TIMED = rank_plan(5, {("decode", "triton"): 9.0, ("decode", "flashinfer"): 10.0})
 
 
 def test_eight_ranks_that_run_the_same_go_on() -> None:

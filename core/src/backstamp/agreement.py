@@ -31,7 +31,7 @@ Of = Literal["ranks", "instances"]
 #: What two plans that run the same may differ in. Everything else a plan says, ranks must agree on.
 _FREE: Final = frozenset(
     {
-        *("schema", "host", "device", "digest", "verdicts", "losses", "warnings", "bypassed"),
+        *("schema", "host", "device", "digest", "verdicts", "losses", "warnings", "bypassed", "timings"),
         *("requested", "setting", "source", "page_size_source", "row", "skipped"),
     }
 )

@@ -20,7 +20,9 @@ __all__ = ["Drift", "check_lock"]
 
 _NONE: Final = "-"
 #: Compared by phase, as lists, or not at all: names, and what is made of the rest.
-_NOT_PLAN_WIDE: Final = frozenset({"schema", "host", "role", "phases", "linear", "losses", "warnings", "digest"})
+_NOT_PLAN_WIDE: Final = frozenset(
+    {"schema", "host", "role", "phases", "linear", "losses", "warnings", "timings", "digest"}
+)
 
 
 class Drift(NamedTuple):

@@ -18,11 +18,12 @@ from backstamp.family_rules import NO_RULE, FamilyRule, Rules, rules_of
 from backstamp.feature_gates import unheard_features
 from backstamp.kv_dtypes import kv_dtype_of
 from backstamp.launch import Launch
-from backstamp.measurements import Measurements
+from backstamp.measurements import Machine, Measurements
 from backstamp.model import ModelFacts
 from backstamp.plan import Plan
 from backstamp.plan_rows import Warn
 from backstamp.retired import without_retired
+from backstamp.text import plain
 
 __all__ = ["Facts", "gather"]
 
@@ -31,7 +32,7 @@ __all__ = ["Facts", "gather"]
 class Facts:
     """One resolve's arguments, ready to be asked about.
 
-    `measurements` are None where they were taken on another host; `warnings` are about the launch itself. `cache` is
+    `measurements` are None where they were taken on another machine; `warnings` are about the launch itself. `cache` is
     what the engine offers a KV cache: narrowed to its target's layout and page size for a draft that shares it.
     """
 
@@ -68,6 +69,9 @@ def gather(
     """
     launch, retired = without_retired(launch, host.catalogue)
     rules, ruled = rules_of(host.catalogue, model, role, launch.policy, target)
+    foreign = measurements.machine.unlike(Machine.of(host.host)) if measurements is not None else ""
+    words = plain(f"the times are another machine's, and ignored: {foreign}")
+    ignored = (Warn("unmeasured", words),) if foreign else ()
     unheard, doubts = unheard_features(host.catalogue, launch.policy), draft_doubts(launch, model, role, target)
     return Facts(
         host=host,
@@ -75,12 +79,12 @@ def gather(
         engine=engine,
         cache=_cache_of(engine, model, target),
         model=model,
-        measurements=measurements if measurements is not None and measurements.host == host.host.name else None,
+        measurements=None if foreign else measurements,
         role=role,
         target=target,
         kv_dtype=kv_dtype_of(launch, model, host.host, host.catalogue),
         rules=rules,
-        warnings=retired + ruled + unheard + doubts,
+        warnings=retired + ruled + unheard + doubts + ignored,
     )
 
 

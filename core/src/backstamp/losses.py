@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from backstamp.declarations import GRAPH_LEVELS, Phase
 from backstamp.facts import Facts
 from backstamp.graphs import level_of, lowered_under
+from backstamp.measured import time_of
 from backstamp.plan_rows import Loss, Warn
 from backstamp.selection import Choice, Decision, Part, Table
 
@@ -86,10 +87,8 @@ def _serving(table: Table, choice: Choice, kernel: str, among: int = -1) -> dict
 
 def _time_loss(facts: Facts, decision: Decision, kernel: str) -> Iterator[Loss]:
     """A kernel measured slower here than another that serves too."""
-    assert facts.measurements is not None, "no measurements, no loss of time"
     phase, table, choice = decision
-    names = _serving(table, choice, kernel)
-    times = {name: facts.measurements.time_of(table.slot, phase, name) for name in names}
+    times = {name: time_of(facts, table, parts) for name, parts in _serving(table, choice, kernel).items()}
     own, known = times.get(kernel), {name: time for name, time in times.items() if time is not None}
     if own is not None and known:
         best = min(known, key=lambda name: (known[name], name))

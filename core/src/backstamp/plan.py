@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 
 from backstamp.declarations import GraphLevel, Phase, Role
-from backstamp.plan_rows import Conversion, FeaturePlan, Loss, PhasePlan, Warn
+from backstamp.plan_rows import Conversion, FeaturePlan, Loss, PhasePlan, Timing, Warn
 
 __all__ = ["SCHEMA", "LinearPlan", "Plan"]
 
@@ -42,7 +42,8 @@ class LinearPlan:
 class Plan:
     """What one runner runs, on `host`, a `device` ("cuda", "cpu"). `phases` always holds all five; `layouts` maps
     "attention" and "linear" to layout ids; `sub_settings` are what was asked of a kernel's insides, as
-    ("dsa_prefill_backend", "trtllm"); `conv_sidecar` says that the draft has short convolutions of its own."""
+    ("dsa_prefill_backend", "trtllm"); `conv_sidecar` says that the draft has short convolutions of its own; `timings`
+    are the figures of what a tune record decided."""
 
     host: str
     device: str
@@ -65,6 +66,7 @@ class Plan:
     conversions: tuple[Conversion, ...] = ()
     sub_settings: tuple[tuple[str, str], ...] = ()
     conv_sidecar: bool = False
+    timings: tuple[Timing, ...] = ()
 
     def phase(self, phase: Phase) -> PhasePlan:
         """One phase's row."""
@@ -124,6 +126,7 @@ class Plan:
             "features": [feature.as_json() for feature in self.features],
             "conversions": [conversion.as_json() for conversion in self.conversions],
             "sub_settings": dict(self.sub_settings),
+            "timings": [timing.as_json() for timing in self.timings],
             "digest": self.digest,
         }
 

@@ -26,6 +26,7 @@ from backstamp.plan_rows import (
     PhasePlan,
     PluginRef,
     SinkNeeds,
+    Timing,
     Verdict,
     Warn,
 )
@@ -36,7 +37,7 @@ _ROLES: Final[tuple[Role, ...]] = get_args(Role)
 _PLAN: Final = (
     *("schema", "host", "device", "model", "role", "phases", "linear", "page_size", "page_size_source", "dtype"),
     *("kv_cache_dtype", "layouts", "graph", "speculative", "losses", "warnings", "bypassed"),
-    *("features", "conversions", "sub_settings", "digest"),
+    *("features", "conversions", "sub_settings", "timings", "digest"),
 )
 _PHASE: Final = ("requested", "setting", "kernel", "plugin", "library", "source", "groups", "verdicts")
 _LINEAR: Final[tuple[Phase, ...]] = ("decode", "prefill", "verify")
@@ -77,6 +78,7 @@ def plan_from_json(data: object, who: str = "plan") -> Plan:
         conversions=tuple(_conversion(part) for part in fields.parts("conversions")),
         sub_settings=_pairs(fields.part("sub_settings")),
         conv_sidecar=speculative.flag("conv_sidecar"),
+        timings=tuple(_timing(part) for part in fields.parts("timings")),
     )
     if fields.word("digest") != plan.digest:
         raise fields.bad(
@@ -187,6 +189,20 @@ def _loss(fields: JsonFields) -> Loss:
 def _warning(fields: JsonFields) -> Warn:
     fields.only(Warn._fields)
     return Warn(code=fields.word("code"), text=fields.text("text"))
+
+
+def _timing(fields: JsonFields) -> Timing:
+    fields.only(Timing._fields)
+    instead = fields.value("by_priority_microseconds")
+    return Timing(
+        slot=fields.word("slot"),
+        phase=fields.word("phase"),
+        component=fields.word("component"),
+        kernel=fields.word("kernel"),
+        microseconds=fields.number("microseconds"),
+        by_priority=fields.word("by_priority"),
+        by_priority_microseconds=None if instead is None else fields.number("by_priority_microseconds"),
+    )
 
 
 def _feature(fields: JsonFields) -> FeaturePlan:

@@ -21,6 +21,7 @@ __all__ = [
     "PhasePlan",
     "PluginRef",
     "SinkNeeds",
+    "Timing",
     "Verdict",
     "Warn",
     "not_run",
@@ -107,6 +108,23 @@ class Loss(NamedTuple):
 
     def as_json(self) -> dict[str, str]:
         """The loss for tools."""
+        return self._asdict()
+
+
+class Timing(NamedTuple):
+    """Two figures of a choice that a record of times decided, in microseconds a layer: its own, and that of the kernel
+    priority would have taken (None: not timed). No time is part of a digest."""
+
+    slot: str
+    phase: str
+    component: str
+    kernel: str
+    microseconds: float
+    by_priority: str
+    by_priority_microseconds: float | None
+
+    def as_json(self) -> dict[str, object]:
+        """The figures for tools."""
         return self._asdict()
 
 

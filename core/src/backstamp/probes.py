@@ -34,6 +34,7 @@ __all__ = [
     "found_probes",
     "installed_libraries",
     "probe_machine",
+    "read_driver",
     "read_management",
 ]
 
@@ -85,7 +86,7 @@ def probe_machine(device: Device | str | None, index: int) -> HostFacts:
         origin=seen.origin,
         cpu_arch=cpu_arch,
         cpu_features=features,
-        runtimes=seen.runtimes,
+        runtimes=tuple(sorted((*seen.runtimes, *_driver(chosen.device if chosen is not None else "cpu")))),
         libraries=libraries,
         devices=seen.devices,
         probes=tuple(probes),
@@ -226,6 +227,24 @@ def _no_device(device: str, index: int, seen: _Seen, probes: list[Probe]) -> Bad
         ),
         fix="Ask about another machine with --host, or leave --device out",
     )
+
+
+#: Where the kernel says which driver is loaded; times are kept by it.
+_DRIVERS: Final = {"cuda": "/proc/driver/nvidia/version", "rocm": "/sys/module/amdgpu/version"}
+
+
+def read_driver(text: str) -> str:
+    """The first version in what the kernel says of a driver; empty where there is none."""
+    found = re.search(r"(?<![\w.])\d+(?:\.\d+)+", text)
+    return found.group() if found is not None else ""
+
+
+def _driver(device: str) -> tuple[tuple[str, str], ...]:
+    try:
+        version = read_driver(Path(_DRIVERS[device]).read_text("utf-8", errors="replace"))
+    except (KeyError, OSError):
+        return ()
+    return (("driver", version),) if version else ()
 
 
 def _cpuinfo() -> list[str]:

@@ -9,6 +9,7 @@ refused when asked for is never picked here. Approximate, interpreted and contes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from backstamp.declarations import GRAPH_LEVELS
@@ -17,12 +18,13 @@ from backstamp.graphs import level_of
 from backstamp.hostfit import HostRow
 from backstamp.installation import INSTALLATION
 from backstamp.keys import absent, side_of
+from backstamp.measured import MEASURED, time_of, unmeasured
 from backstamp.plan_rows import Verdict, Warn
 from backstamp.refusals import no_kernel, refused_key
 from backstamp.selection import Choice, Part, Table
 from backstamp.text import canonical
 
-__all__ = ["Fits", "allowed_names", "first_fit", "in_order", "not_picked", "pickable", "ranked"]
+__all__ = ["Fits", "allowed_names", "first_by_priority", "first_fit", "in_order", "not_picked", "pickable", "ranked"]
 
 #: Whether rows can join what is already chosen: one page size, one layout.
 Fits = Callable[[tuple[Part, ...]], bool]
@@ -36,21 +38,28 @@ def ranked(facts: Facts, table: Table, who: str) -> Iterator[Choice]:
     Raises:
         NoKernel: nothing accepts, with every reason.
     """
-    mask, empty = pickable(facts, table), True
+    mask, empty, untimed = pickable(facts, table), True, _unmeasured(facts, table)
     for kernel in dict.fromkeys(_ranked(facts, table)):
         for parts in table.all_parts(kernel, mask):
             empty = False
-            source, warnings = _source(facts, table, parts), _outranked(facts, table, parts)
+            source, warnings = _source(facts, table, parts), (*_outranked(facts, table, parts), *untimed)
             yield Choice(parts[0].row.offer.kernel, parts, "auto", source, warnings)
     if empty:
         raise no_kernel(facts, table, who)
 
 
 def _source(facts: Facts, table: Table, parts: tuple[Part, ...]) -> str:
+    return MEASURED if time_of(facts, table, parts) is not None else "auto"
+
+
+def _unmeasured(facts: Facts, table: Table) -> tuple[Warn, ...]:
     if facts.measurements is None:
-        return "auto"
-    time = facts.measurements.time_of(table.slot, table.phase, parts[0].row.offer.kernel)
-    return "auto (measured)" if time is not None else "auto"
+        return ()
+    return unmeasured(facts, table, {name: _time(facts, table, name) for name in dict.fromkeys(_ranked(facts, table))})
+
+
+def _time(facts: Facts, table: Table, name: str) -> float | None:
+    return time_of(facts, table, table.parts(name, pickable(facts, table)))
 
 
 def in_order(
@@ -123,6 +132,12 @@ def pickable(facts: Facts, table: Table) -> int:
     return mask
 
 
+def first_by_priority(facts: Facts, table: Table) -> tuple[Part, ...]:
+    """The rows `auto` would take first if nothing had been timed; none where no kernel serves every question."""
+    name = next(iter(_ranked(replace(facts, measurements=None), table)), None)
+    return table.parts(name, pickable(facts, table)) if name is not None else ()
+
+
 def allowed_names(facts: Facts, table: Table) -> frozenset[str]:
     """Accepted kernels of distributions that are not denied, nor outside an allow list that has others."""
     names = list(dict.fromkeys(_ranked(facts, table)))
@@ -147,7 +162,7 @@ def _by_merit(facts: Facts, table: Table) -> Iterable[str]:
 
     def order(name: str) -> tuple[bool, float]:
         loses = keeps and _loses_graph(facts, table, name)
-        time = measurements.time_of(table.slot, table.phase, name) if measurements is not None else None
+        time = _time(facts, table, name)
         return loses, time if time is not None else float("inf")
 
     return sorted(table.by_rank(pickable(facts, table)), key=order)

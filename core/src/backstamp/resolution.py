@@ -23,12 +23,14 @@ from backstamp.host import HostFacts
 from backstamp.launch import FLAGS, Launch
 from backstamp.linear_slot import resolve_linear
 from backstamp.losses import GRAPHED, losses_of
+from backstamp.measured import timings_of
 from backstamp.measurements import Measurements
 from backstamp.model import ModelFacts
 from backstamp.phase_choice import SPARSE_KEY, PhaseWork
 from backstamp.plan import Plan
 from backstamp.plan_rows import not_run
 from backstamp.plan_warnings import STRICT_CODES, warnings_of
+from backstamp.rank import first_by_priority
 from backstamp.selection import Decision, Part
 from backstamp.settle import conversions_of, graph_level, kv_dtype_of_rows, layout_of, page_size_of, share_a_cache
 from backstamp.text import plain
@@ -145,6 +147,7 @@ def decide(facts: Facts) -> tuple[Plan, PhaseWork]:
         conversions=conversions_of(phases),
         sub_settings=_sub_settings(work),
         conv_sidecar=facts.role == "draft" and facts.model.draft is not None and facts.model.draft.conv_sidecar,
+        timings=timings_of(facts, decisions, first_by_priority),
     )
     _check_strict(launch, plan)
     return plan, work

@@ -18,7 +18,8 @@ from backstamp.catalogue import Catalogue
 from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.declarations import Offer, Phase, Slot
 from backstamp.device_check import torch_device
-from backstamp.model import LayerFacts, ModelFacts
+from backstamp.made_steps import cannot, layer_spec, random_step
+from backstamp.model import ModelFacts
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.stamp import is_container, said, steps_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from backstamp.attention import AttentionBackend, DraftContainer
-    from backstamp.testing.batches import CacheForm, IndexForm, MadeStep
+    from backstamp.testing.batches import MadeStep
 
 __all__ = ["Warmed", "warm"]
 
@@ -42,7 +43,6 @@ _ROWS: Final[dict[Phase, tuple[tuple[int, int], ...]]] = {
 }
 #: Rows of an encoder: every token sees every other, and nothing was there before.
 _UNCACHED: Final = ((33, 33), (5, 5))
-_LATENT: Final = frozenset({"mla", "sparse_mla", "csa"})
 
 
 class Warmed(NamedTuple):
@@ -69,7 +69,7 @@ def warm(
         NoDevice: the plan is for another machine. BackstampError: as `build`.
     """
     device = torch_device(plan.device)
-    layers = tuple(_spec(kind.facts, kind.layers[0], kind.component, device) for kind in model.groups)
+    layers = tuple(layer_spec(kind.facts, kind.layers[0], kind.component, device) for kind in model.groups)
     topk = max((kind.facts.index_topk for kind in model.groups), default=0)
     shape = RunnerShape(device=device, layers=layers, max_rows=8, max_tokens=64, max_pages=512, max_kv_len=128)
     backends = build(plan, shape, catalogue)
@@ -103,7 +103,7 @@ def _run(
 ) -> Warmed:
     """Run one built object over each kind of layer it serves, and time it."""
     served = [spec for spec in layers if spec.component == group.component and spec.layer_id in group.layers]
-    reason = _cannot(slot, group, offer)
+    reason = cannot(slot, group, offer)
     began = time.perf_counter()
     if not reason:
         try:
@@ -128,71 +128,24 @@ def _attend(
             part.forward(step.q, kv, spec, state, new=new, indices=_indices(step, group, topk))
 
 
-def _cannot(slot: Slot, group: GroupPlan, offer: Offer) -> str:
-    """Why random tensors cannot stand for what a row reads; empty where they can."""
-    if slot == "linear":
-        known = group.family in ("gdn", "kda")
-        return "" if known else f"states of a {group.family} layer are the engine's own to make"
-    if group.family == "csa":
-        return "its compressed caches are the engine's own to make"
-    if offer.layouts[0] != "rows":
-        return f"a cache of layout {offer.layouts[0]} is the engine's own to make"
-    return ""
-
-
 def _planned(
     backend: object, phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan
 ) -> Iterator[tuple[MadeStep, object, AttentionBackend[object]]]:
     whole = cast("AttentionBackend[object]", backend)
     if not group.cached:
-        step = _step(phase, spec, offer, plan, _UNCACHED)
+        step = random_step(phase, spec, offer, plan, _UNCACHED)
         step = replace(step, batch=replace(step.batch, causal=False))
         yield step, whole.plan(step.batch), whole
         return
     if not is_container(backend):
-        step = _step(phase, spec, offer, plan, _ROWS[phase])
+        step = random_step(phase, spec, offer, plan, _ROWS[phase])
         yield step, whole.plan(step.batch), whole
         return
     container = cast("DraftContainer[object]", backend)
     rows = [tuple((q, kv + at) for q, kv in _ROWS[phase]) for at in range(len(steps_of(backend)))]
-    steps = [_step(phase, spec, offer, plan, of_step) for of_step in rows]
+    steps = [random_step(phase, spec, offer, plan, of_step) for of_step in rows]
     states = container.plan([step.batch for step in steps])
     yield from zip(steps, states, container.attn_backends, strict=True)
-
-
-def _step(phase: Phase, spec: LayerSpec, offer: Offer, plan: Plan, rows: Sequence[tuple[int, int]]) -> MadeStep:
-    import torch
-
-    from backstamp.testing.batches import make_batch, make_tree
-
-    names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "e5m2": "float8_e5m2"}
-    own = plan.kv_dtype in ("same", plan.dtype)
-    q_lens, kv_lens = zip(*rows, strict=True)
-    device = torch_device(plan.device)
-    form: IndexForm = next((form for form in _FORMS if form in offer.index_forms), "page_table")
-    cache: CacheForm = "latent" if offer.family in _LATENT else "nhd"
-    tree = None
-    if phase == "verify" and plan.topk > 1:
-        tree = make_tree(q_lens, kv_lens, "qlen", device=device)
-    # what looks across at another sequence sees all of it
-    causal = spec.attn_type == "decoder"
-    return make_batch(
-        q_lens,
-        kv_lens,
-        layer=spec,
-        phase=phase,
-        page_size=plan.page_size,
-        dtype=getattr(torch, names[plan.dtype]),
-        kv_dtype=None if own else getattr(torch, names.get(plan.kv_dtype, f"float8_{plan.kv_dtype}")),
-        index_form=form,
-        cache_form=cache,
-        causal=causal,
-        tree=tree,
-        device=device,
-    )
-
-
-_FORMS: Final[tuple[IndexForm, ...]] = ("page_table", "csr", "indirect")
 
 
 def _keys(step: MadeStep, group: GroupPlan) -> tuple[PagedKV | None, RaggedKV | None]:
@@ -211,25 +164,3 @@ def _indices(step: MadeStep, group: GroupPlan, topk: int) -> Tensor | None:
     import torch
 
     return torch.zeros(step.batch.num_tokens, topk, dtype=torch.int32, device=step.q.device)
-
-
-def _spec(facts: LayerFacts, layer_id: int, component: str, device: str) -> LayerSpec:
-    """A layer as an engine would describe it, with the sinks its model has."""
-    spec = LayerSpec(
-        layer_id=layer_id,
-        num_qo_heads=facts.num_qo_heads,
-        num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
-        v_head_dim=facts.v_head_dim,
-        scale=facts.head_dim**-0.5,
-        window_left=facts.window_left,
-        softcap=facts.softcap,
-        attn_type=facts.attn_type,
-        component=component,
-    )
-    if facts.sinks is None:
-        return spec
-    import torch
-
-    names = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-    return replace(spec, sinks=torch.zeros(facts.num_qo_heads, dtype=getattr(torch, names[facts.sinks]), device=device))

@@ -89,6 +89,11 @@ def print_plan(plan: Plan, verdicts: bool = True) -> None:
         say(f"feature {feature.feature}: {'on' if feature.on else 'off'} ({feature.source}): {feature.reason}")
     for item in plan.conversions:
         say(f"{item.phase}: {item.kernel} reads {item.parameter} as {item.wanted}; they are stored as {item.stored}")
+    for timing in plan.timings:
+        instead = timing.by_priority_microseconds
+        figure = f"{instead:.1f} us" if instead is not None else "not timed"
+        other = f"; priority would take {timing.by_priority}, {figure}" if timing.by_priority != timing.kernel else ""
+        say(f"measured: {timing.phase} {timing.kernel} {timing.microseconds:.1f} us a layer{other}")
     for loss in plan.losses:
         better = f"; {loss.alternative} would not" if loss.alternative else ""
         say(f"loss ({loss.code}): {loss.phase} {loss.kernel}: {loss.cost}{better}", "yellow")
