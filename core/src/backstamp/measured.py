@@ -15,12 +15,13 @@ from typing import Final
 
 from backstamp.declarations import Phase, Slot
 from backstamp.facts import Facts
+from backstamp.launch import Launch
 from backstamp.measurements import Load, WorkClass, bucket_of
 from backstamp.model import LayerFacts
 from backstamp.plan_rows import Timing, Warn
 from backstamp.selection import Decision, Part, Table
 
-__all__ = ["MEASURED", "time_of", "timings_of", "unmeasured", "verify_tokens", "work_of"]
+__all__ = ["MEASURED", "rank_layer", "time_of", "timings_of", "unmeasured", "verify_tokens", "work_of"]
 
 #: The source of a choice that times decided.
 MEASURED: Final = "auto (measured)"
@@ -51,15 +52,11 @@ def work_of(facts: Facts, slot: Slot, phase: Phase, layer: LayerFacts, load: Loa
     launch = facts.launch
     tokens = bucket_of(load.tokens)
     verifies = phase == "verify"
-    ranks = launch.tp_size
-    of_rank = replace(
-        layer, num_qo_heads=max(1, layer.num_qo_heads // ranks), num_kv_heads=max(1, layer.num_kv_heads // ranks)
-    )
     page_size = launch.page_size if launch.page_size is not None else facts.cache.page_size
     return WorkClass(
         slot=slot,
         phase=phase,
-        layer=of_rank.describe(),
+        layer=rank_layer(layer, launch).describe(),
         dtype=facts.model.dtype,
         kv_dtype=facts.kv_dtype,
         page_size=page_size or 0,
@@ -68,6 +65,12 @@ def work_of(facts: Facts, slot: Slot, phase: Phase, layer: LayerFacts, load: Loa
         rows=bucket_of(load.rows),
         kv_len=tokens if slot == "attention" else 0,
     )
+
+
+def rank_layer(layer: LayerFacts, launch: Launch) -> LayerFacts:
+    """A kind of layer with the heads one rank has of it."""
+    heads, kv_heads = layer.num_qo_heads // launch.tp_size, layer.num_kv_heads // launch.tp_size
+    return replace(layer, num_qo_heads=max(1, heads), num_kv_heads=max(1, kv_heads))
 
 
 def verify_tokens(facts: Facts) -> int:

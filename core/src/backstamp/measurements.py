@@ -9,14 +9,28 @@ of work, or None. It times nothing, reads no file, and never guesses a time from
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from backstamp.declarations import Phase, Slot
+from backstamp.errors import BadInput
 from backstamp.host import HostFacts
 from backstamp.plan_rows import LibraryRef
+from backstamp.text import plain
 
-__all__ = ["DEFAULT_WORKLOAD", "Load", "Machine", "Measurements", "Timed", "WorkClass", "Workload", "bucket_of"]
+__all__ = [
+    "DEFAULT_WORKLOAD",
+    "Load",
+    "Machine",
+    "Measurements",
+    "Timed",
+    "WorkClass",
+    "Workload",
+    "bucket_of",
+    "workload_of",
+]
 
 
 class Load(NamedTuple):
@@ -39,6 +53,7 @@ class Workload(NamedTuple):
 
 
 DEFAULT_WORKLOAD: Final = Workload()
+_MOST: Final = 1 << 24
 
 
 class WorkClass(NamedTuple):
@@ -65,7 +80,7 @@ class WorkClass(NamedTuple):
         """The class in one line."""
         of_rows = f"{self.rows} x {self.q_len}{' (tree)' if self.tree else ''}"
         over = f" over {self.kv_len} tokens" if self.kv_len else ""
-        kv = "" if self.kv_dtype == "same" else f", KV {self.kv_dtype}"
+        kv = "" if self.kv_dtype in ("same", self.dtype) else f", KV {self.kv_dtype}"
         pages = f", pages of {self.page_size}" if self.page_size else ""
         return f"{self.phase} {of_rows}{over}, {self.layer}, {self.dtype}{kv}{pages}"
 
@@ -128,6 +143,10 @@ class Machine(NamedTuple):
         """Sixteen digits that stand for the machine, as in the name of its record."""
         return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:16]
 
+    def as_json(self) -> dict[str, object]:
+        """The machine for tools."""
+        return {**self._asdict(), "runtimes": dict(self.runtimes)}
+
     def unlike(self, other: Machine) -> str:
         """The first thing in which another machine differs, and both values; empty where they are one."""
         for name, ours, theirs in zip(self._fields, self, other, strict=True):
@@ -158,6 +177,26 @@ class Measurements:
             if named == (kernel, row, plugin, library) and timed.work == work:
                 return timed.microseconds
         return None
+
+
+def workload_of(words: Mapping[str, str], who: str = "workload") -> Workload:
+    """The workload of words like {"decode": "64x8192"}, the default for each phase they do not name.
+
+    Raises:
+        BadInput: a phase without a load, or what is not two whole numbers from 1 to 2**24.
+    """
+    loads: dict[str, Load] = {}
+    for phase, text in words.items():
+        if phase not in Workload._fields:
+            needed = f"one of {', '.join(Workload._fields)}"
+            raise BadInput(f"{who} {plain(phase)}", needed=needed, found=plain(repr(phase)))
+        found = re.fullmatch(r"([0-9]{1,8})x([0-9]{1,8})", text)
+        load = Load(*(int(number) for number in found.groups())) if found is not None else Load(0, 0)
+        if not (1 <= load.rows <= _MOST and 1 <= load.tokens <= _MOST):
+            needed = "ROWSxTOKENS, whole numbers from 1, for example 64x8192"
+            raise BadInput(f"{who} {phase}", needed=needed, found=plain(repr(text)))
+        loads[phase] = load
+    return DEFAULT_WORKLOAD._replace(**loads)
 
 
 def bucket_of(number: int) -> int:

@@ -45,7 +45,7 @@ class TuneRecord:
         """The record for tools and for its file; key order is fixed."""
         return {
             "schema": RECORD_SCHEMA,
-            "machine": {**self.machine._asdict(), "runtimes": dict(self.machine.runtimes)},
+            "machine": self.machine.as_json(),
             "rows": [_row_as_json(row) for row in self.rows],
         }
 
@@ -98,6 +98,8 @@ def read_times(path: str | Path) -> TuneRecord:
 
 def add_times(path: str | Path, machine: Machine, rows: Iterable[Timed], *, replace: bool = False) -> tuple[Kept, ...]:
     """Add times to a record, which is made where it is missing; with `replace` a time that is there gives way.
+
+    Without rows it writes nothing, and says whether rows could be added: to be asked before minutes of timing.
 
     Raises:
         BadInput: the file is another machine's record, or none, and is left as it was; or it cannot be written.
@@ -158,7 +160,8 @@ def _add(place: Path, machine: Machine, rows: Sequence[Timed], replace: bool) ->
     for row in rows:
         if replace or row.key not in known:
             known[row.key] = row
-    _write(place, TuneRecord(machine=machine, rows=tuple(sorted(known.values(), key=lambda row: str(row.key)))))
+    if rows:
+        _write(place, TuneRecord(machine=machine, rows=tuple(sorted(known.values(), key=lambda row: str(row.key)))))
     return kept
 
 

@@ -18,6 +18,7 @@ from backstamp.cli import (
     new_command,
     parity_command,
     resolve_commands,
+    tune_command,
     warm_command,
 )
 from backstamp.cli.console import print_error
@@ -41,6 +42,7 @@ lint_command.add_to(app)
 new_command.add_to(app)
 parity_command.add_to(app)
 warm_command.add_to(app)
+tune_command.add_to(app)
 demo.add_to(app)
 
 

@@ -34,7 +34,7 @@ _TOPK, _MIN_STEPS = 2, 2
 
 def add_to(app: typer.Typer) -> None:
     """Add this module's command."""
-    app.command(name="demo")(with_flags(_demo))
+    app.command(name="demo")(with_flags(_demo, without=frozenset({"measurements", "workload"})))
 
 
 def _demo(flags: Flags, as_json: AsJson = False) -> None:

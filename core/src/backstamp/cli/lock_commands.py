@@ -24,7 +24,7 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Add this module's commands."""
-    app.command(name="lock")(with_flags(_lock, without=frozenset({"host", "model"})))
+    app.command(name="lock")(with_flags(_lock, without=frozenset({"host", "model", "measurements", "workload"})))
     app.command(name="diff")(_diff)
 
 

@@ -22,11 +22,16 @@ from backstamp.errors import BadInput
 from backstamp.host import HostFacts, load_host, this_host
 from backstamp.launch import Launch, Requests, make_launch
 from backstamp.lock import lock_from_json, locked_distributions
+from backstamp.measurements import Machine, Measurements, Workload, workload_of
 from backstamp.model import ModelFacts, default_model, load_model
 from backstamp.policy import Policy
 from backstamp.records import read_record
+from backstamp.tune_record import default_place, load_measurements
 
-__all__ = ["AsJson", "Flags", "with_flags"]
+__all__ = ["TUNED", "AsJson", "Flags", "with_flags"]
+
+#: What `--measurements` calls this machine's record in its default place.
+TUNED = "tuned"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for tools.")]
 
@@ -137,6 +142,16 @@ class Flags:
     draft_model: Annotated[
         str | None, typer.Option(help="Draft config.json.", rich_help_panel=_WHAT, metavar="FILE")
     ] = None
+    measurements: Annotated[
+        str | None,
+        typer.Option(
+            help="Times auto ranks by: a file, or tuned, this machine's own.", metavar="FILE", rich_help_panel=_WHAT
+        ),
+    ] = None
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="Load whose times count; repeatable.", metavar="PHASE=ROWSxTOKENS", rich_help_panel=_WHAT),
+    ] = None
     role: Annotated[Literal["target", "draft"], typer.Option(help="Runner.", rich_help_panel=_WHAT)] = "target"
     host: Annotated[
         str | None,
@@ -196,6 +211,24 @@ class Flags:
                 )
             return facts
         return this_host(self.device)
+
+    def measured(self, host: HostFacts) -> Measurements | None:
+        """The times the launch is ranked by."""
+        if self.measurements is None:
+            if self.workload:
+                raise BadInput("--workload", needed="--measurements, whose times it chooses", found="none")
+            return None
+        if self.measurements != TUNED:
+            return load_measurements(host, self.measurements, self.expected_load())
+        found = load_measurements(host, None, self.expected_load())
+        if found is None:
+            needed = f"this machine's record, {default_place(Machine.of(host))}"
+            raise BadInput("--measurements tuned", needed=needed, found="no such file", fix="Run `backstamp tune`")
+        return found
+
+    def expected_load(self) -> Workload:
+        """The load of `--workload`, the default for each phase it does not name."""
+        return workload_of(_pairs("--workload", self.workload, "PHASE=ROWSxTOKENS"), "--workload")
 
     def target_model(self) -> ModelFacts:
         """The model of `--model`."""

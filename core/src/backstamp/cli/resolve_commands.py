@@ -70,7 +70,8 @@ def _explain_launch(flags: Flags, as_json: bool) -> None:
     host = compile_for(build_catalogue(discover()), flags.host_facts())
     model = flags.target_model()
     draft = load_model(flags.draft_model) if flags.draft_model is not None else None
-    stories, plans, linear = explain_plan(host, flags.launch("target"), flags.engine_facts(), model, draft)
+    launch, measured = flags.launch("target"), flags.measured(host.host)
+    stories, plans, linear = explain_plan(host, launch, flags.engine_facts(), model, draft, measured)
     failures = host.catalogue.failures
     if as_json:
         failed = [{**item.plugin.as_json(), "cause": item.cause} for item in failures]
@@ -148,11 +149,12 @@ def _build(
 def _plan(flags: Flags) -> tuple[Plan, Catalogue]:
     catalogue = build_catalogue(discover())
     host = compile_for(catalogue, flags.host_facts())
-    engine = flags.engine_facts()
+    engine, measured = flags.engine_facts(), flags.measured(host.host)
     target = None
     if flags.draft_model is not None:
         # a target's plan does not read it, and a wrong name must not wait for the draft's
         load_model(flags.draft_model)
     if flags.role == "draft" and flags.draft_model is not None:
-        target = resolve_on(host, flags.launch("target"), engine, flags.target_model())
-    return resolve_on(host, flags.launch(), engine, flags.runner_model(), role=flags.role, target=target), catalogue
+        target = resolve_on(host, flags.launch("target"), engine, flags.target_model(), measured)
+    plan = resolve_on(host, flags.launch(), engine, flags.runner_model(), measured, role=flags.role, target=target)
+    return plan, catalogue

@@ -32,10 +32,9 @@ def _warm(flags: Flags, as_json: AsJson = False) -> None:
         raise BadInput("warm", needed="torch, to run kernels", found="none", fix="pip install torch")
     # what compiles says so through logging; whoever runs this command wants to read it
     logging.basicConfig(format="%(message)s")
-    catalogue, model = build_catalogue(discover()), flags.runner_model()
-    plan = resolve_on(
-        compile_for(catalogue, flags.host_facts()), flags.launch(), flags.engine_facts(), model, role=flags.role
-    )
+    catalogue, model, host = build_catalogue(discover()), flags.runner_model(), flags.host_facts()
+    at, measured = compile_for(catalogue, host), flags.measured(host)
+    plan = resolve_on(at, flags.launch(), flags.engine_facts(), model, measured, role=flags.role)
     if not as_json:
         print_plan(plan, verdicts=False)
         say("")
