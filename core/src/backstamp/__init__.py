@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from backstamp.launch import Launch, Requests, make_launch
     from backstamp.linear import linear_attn_backends_in, stamp_linear_attn_backends
     from backstamp.lock import Lock, lock_from_json, lock_text, locked_distributions, make_lock
+    from backstamp.measurements import Measurements
     from backstamp.model import ModelFacts, default_model, load_model
     from backstamp.plan import Plan
     from backstamp.plan_reading import plan_from_json
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from backstamp.registration import register, unregister
     from backstamp.resolution import resolve, resolve_on
     from backstamp.stamp import Stamp, read_stamp
+    from backstamp.tune_record import load_measurements
 
 __version__ = "0.2.0"
 #: Version of the plugin contract in `backstamp.hookspecs`; here, so that reading declarations needs no pluggy.
@@ -61,6 +63,7 @@ __all__ = [
     "Launch",
     "LayerSpec",
     "Lock",
+    "Measurements",
     "ModelFacts",
     "PagedKV",
     "Plan",
@@ -83,6 +86,7 @@ __all__ = [
     "discover",
     "linear_attn_backends_in",
     "load_host",
+    "load_measurements",
     "load_model",
     "lock_from_json",
     "lock_text",
@@ -117,6 +121,7 @@ _HOMES = {
     "Launch": "launch",
     "LayerSpec": "attention",
     "Lock": "lock",
+    "Measurements": "measurements",
     "ModelFacts": "model",
     "PagedKV": "attention",
     "Plan": "plan",
@@ -139,6 +144,7 @@ _HOMES = {
     "discover": "discovery",
     "linear_attn_backends_in": "linear",
     "load_host": "host",
+    "load_measurements": "tune_record",
     "load_model": "model",
     "lock_from_json": "lock",
     "lock_text": "lock",

@@ -8,7 +8,6 @@ of work, or None. It times nothing, reads no file, and never guesses a time from
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ class Machine(NamedTuple):
             arch=host.arch,
             device_name=host.device_name,
             cpu_arch=host.cpu_arch,
-            cpu_features=hashlib.sha256(features.encode()).hexdigest()[:16] if features else "",
+            cpu_features=_digest(features) if features else "",
             runtimes=tuple(sorted(host.runtimes)),
             torch=libraries.get("torch", ""),
             triton=libraries.get("triton", ""),
@@ -141,7 +140,7 @@ class Machine(NamedTuple):
     @property
     def key(self) -> str:
         """Sixteen digits that stand for the machine, as in the name of its record."""
-        return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:16]
+        return _digest(repr(tuple(self)))
 
     def as_json(self) -> dict[str, object]:
         """The machine for tools."""
@@ -202,6 +201,13 @@ def workload_of(words: Mapping[str, str], who: str = "workload") -> Workload:
 def bucket_of(number: int) -> int:
     """The power of two at or above a number >= 1."""
     return 1 << (number - 1).bit_length()
+
+
+def _digest(text: str) -> str:
+    # a resolve without times is spared the import
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _said(value: object) -> str:
