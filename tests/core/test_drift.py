@@ -15,7 +15,7 @@ from backstamp.launch import Requests, make_launch
 from backstamp.lock import Lock, LockedRefusal, LockEntry, LockLaunch, make_lock
 from backstamp.model import ModelFacts, default_model, model_from_config
 from backstamp.plan import Plan
-from backstamp.plan_rows import PluginRef, Warn
+from backstamp.plan_rows import PluginRef, Timing, Warn
 from backstamp.resolution import resolve
 from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
@@ -141,6 +141,12 @@ def test_a_warning_that_came_and_one_that_went_are_told() -> None:
     (drift,) = check_lock(OLD, warned)
     assert (drift.field, drift.before, drift.after) == ("warning", "-", "failed: plugin x")
     assert [(drift.before, drift.after) for drift in check_lock(warned, OLD)] == [("failed: plugin x", "-")]
+
+
+def test_a_time_that_was_measured_anew_is_no_drift() -> None:
+    """A diff of two plans of a tuned machine tells what runs otherwise, not how fast it was."""
+    plans = [replace(plan_with(), timings=(Timing("attention", "decode", "main", "a", at, "b", 9.0),)) for at in (1, 2)]
+    assert check_lock(lock_of(plans[0]), lock_of(plans[1])) == ()
 
 
 def test_a_combination_that_is_refused_now_says_why() -> None:

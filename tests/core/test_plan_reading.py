@@ -209,7 +209,9 @@ def test_a_field_left_out_is_one_error_that_names_it(path: tuple[str | int, ...]
 
 
 @pytest.mark.parametrize(
-    "path", [(), ("phases",), ("phases", "decode"), ("phases", "decode", "groups", 0), ("speculative",)], ids=dotted
+    "path",
+    [(), ("phases",), ("phases", "decode"), ("phases", "decode", "groups", 0), ("speculative",), ("timings", 0)],
+    ids=dotted,
 )
 def test_a_field_nobody_knows_is_an_error(path: tuple[str | int, ...]) -> None:
     """A misspelt field would be a fact lost in silence."""

@@ -19,6 +19,8 @@ from backstamp.model import model_from_config
 from backstamp.resolution import resolve
 from backstamp.sampled_truth import wrong_samples
 from backstamp.testing.batches import SMALL_LAYER, make_batch, make_tree
+from backstamp.testing.dists import cpu_offer
+from backstamp.testing.fakes import catalogue_of, fake_plugin
 from backstamp.testing.hosts import described_host
 from backstamp.testing.reference import reference_attention
 from backstamp.timers import time_on_cpu, timer_for
@@ -152,6 +154,14 @@ def test_a_named_kernel_that_is_refused_is_told_with_the_reason(catalogue: Catal
     assert (row.status, row.timed) == ("skipped", None)
     assert "needs" in row.reason
     assert "got" in row.reason
+
+
+def test_a_kernel_whose_named_row_is_not_autos_is_not_timed_in_its_place() -> None:
+    """Asked for by name its approximate row runs; auto would take the exact one, whose time that is not."""
+    rough, exact = (replace(cpu_offer("k", "fake"), accuracy=accuracy) for accuracy in ("int8", "exact"))
+    installed = catalogue_of(fake_plugin("p", [rough, exact]))
+    (row, _) = tuned(installed, kernels=["k"])
+    assert (row.status, row.reason) == ("skipped", "asked for, it runs another of its rows than auto would take")
 
 
 @pytest.mark.parametrize("answer", [0.0, float("nan"), float("inf")])

@@ -36,6 +36,14 @@ def test_eight_ranks_that_run_the_same_go_on() -> None:
     compare(PLANS)
 
 
+def test_ranks_that_measured_differently_and_run_the_same_go_on() -> None:
+    """A time is each rank's own; only what it decided must be one."""
+    times = [{("decode", "triton"): 9.0 + rank, ("decode", "flashinfer"): 1.0 + rank} for rank in (0, 1)]
+    plans = [rank_plan(rank, timed) for rank, timed in enumerate(times)]
+    assert plans[0].timings != plans[1].timings
+    compare(plans)
+
+
 def test_rank_5_of_8_differs_in_its_decode_kernel() -> None:
     """An error before the first collective: the rank, the field, both values."""
     with pytest.raises(Disagreement) as caught:

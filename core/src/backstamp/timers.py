@@ -1,4 +1,4 @@
-"""How long one call takes on a device: the median of many, each on caches that hold nothing of the last.
+"""How long one call takes on a device: the median of many.
 
 In: a call, and the device it runs on. Out: microseconds. `backstamp.tune` takes any other such function in its place.
 

@@ -106,9 +106,9 @@ def _tell(row: Tuned, added: tuple[Kept, ...], replace: bool) -> None:
         say(f"{row.work.phase}: {row.kernel} {row.status}: {row.reason}", style)
         return
     (kept,) = added
-    was = f", {kept.before:g} us before" if kept.before is not None else ""
+    was = f", {kept.before:.1f} us before" if kept.before is not None else ""
     stays = "; that one stays" if kept.conflicts(replace) else ""
-    say(f"{row.work.describe()}: {row.kernel} {row.timed.microseconds:g} us{was}{stays}", "green")
+    say(f"{row.work.describe()}: {row.kernel} {row.timed.microseconds:.1f} us{was}{stays}", "green")
 
 
 def _check(flags: Flags, host: HostFacts, place: Path, reports: list[str] | None, as_json: bool) -> int:
@@ -127,7 +127,7 @@ def _show(record: TuneRecord, place: Path, as_json: bool) -> None:
     runtimes = ", ".join(f"{name} {version}" for name, version in machine.runtimes)
     say(f"{place}: {machine.device_name or machine.arch}, torch {machine.torch or 'unknown'} {runtimes}")
     rows = [
-        (row.work.describe(), row.kernel, f"{row.distribution} {row.version}", f"{row.microseconds:g}")
+        (row.work.describe(), row.kernel, f"{row.distribution} {row.version}", f"{row.microseconds:.1f}")
         for row in sorted(record.rows, key=lambda row: (row.work, row.microseconds))
     ]
     print_table(("work", "kernel", "plugin", "us"), rows)
