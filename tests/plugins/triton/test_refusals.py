@@ -9,7 +9,7 @@ import torch
 
 from backstamp.attention import KVIndex, RaggedKV, TreeMask
 from backstamp.errors import UnsupportedBatch
-from backstamp_triton import backend as module
+from backstamp_triton import tile_launch as module
 from tests.plugins.triton.cases import Case, build_attention, build_mla, make
 
 #: Three tokens in two rows, 4 query heads over 2 KV heads of 64, pages of 16.

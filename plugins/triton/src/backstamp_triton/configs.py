@@ -14,6 +14,7 @@ __all__ = [
     "TileConfig",
     "head_parts",
     "pack_heads",
+    "prefill_block",
     "resident_tiles",
     "shared_bytes",
     "split_count",
@@ -42,6 +43,9 @@ SHARED_BYTES: dict[str, int] = {
 
 #: Archs whose matrix units take 64 or more rows and whose shared memory holds them.
 LARGE_TILE_ARCHS = frozenset({"9.0", "10.0", "10.3"})
+
+#: Keys of a block by head dims: two blocks of keys and values and 128 queries fill a Hopper chip's shared memory.
+PREFILL_BLOCKS = {(64, 64): 128, (128, 128): 128, (256, 256): 64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,11 @@ def tile_config(arch: str, itemsize: int, head_dim: int, v_head_dim: int, rows: 
         else:
             break
     return config
+
+
+def prefill_block(arch: str, itemsize: int, head_dim: int, v_head_dim: int) -> int:
+    """Keys of one block of the Hopper prefill kernel; 0 where the chip, the dtype or the head dims are not its own."""
+    return PREFILL_BLOCKS.get((head_dim, v_head_dim), 0) if arch == "9.0" and itemsize == 2 else 0
 
 
 def shared_bytes(arch: str) -> int:

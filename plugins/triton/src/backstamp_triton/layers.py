@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from backstamp.attention import LayerSpec
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
-from backstamp_triton.configs import head_parts, pack_heads
+from backstamp_triton.configs import head_parts, pack_heads, prefill_block
 
 __all__ = ["PreparedLayer", "prepare_layer"]
 
@@ -22,7 +22,8 @@ LOG2_E = 1.4426950408889634
 class PreparedLayer:
     """One layer's constants, computed once; layers of equal `shape` (Hq, Hk, Dk, Dv) share launches.
 
-    `features` names those that are compiled in.
+    `features` names those that are compiled in; `v_in_k` says that values are the first numbers of each key;
+    `prefill_block` counts the keys of one block of the Hopper prefill kernel (0: not its layer).
     """
 
     spec: LayerSpec
@@ -34,6 +35,8 @@ class PreparedLayer:
     softcap_log2: float | None
     window_left: int | None
     features: str
+    v_in_k: bool
+    prefill_block: int
 
 
 def prepare_layer(request: BuildRequest, arch: str, itemsize: int, spec: LayerSpec, v_in_k: bool) -> PreparedLayer:
@@ -60,4 +63,6 @@ def prepare_layer(request: BuildRequest, arch: str, itemsize: int, spec: LayerSp
         softcap_log2=None if softcap is None else softcap * LOG2_E,
         window_left=spec.window_left if spec.window_left >= 0 else None,
         features=" ".join(name for name, there in features.items() if there),
+        v_in_k=v_in_k,
+        prefill_block=0 if v_in_k else prefill_block(arch, itemsize, spec.head_dim, spec.v_head_dim),
     )

@@ -24,12 +24,13 @@ __all__ = ["Launch", "Step", "new_step", "refresh"]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one launch shape runs in one step: blocks, programs sharing a tile's keys, tile slots.
+    """How one launch shape runs in one step: blocks, heads of a tile, programs sharing a tile's keys, tile slots.
 
     `what` says which kernel that is, for the announcement of its compile.
     """
 
     config: TileConfig
+    pack: int
     splits: int
     slots: int
     what: str
@@ -45,7 +46,7 @@ class Step:
         page_ids, page_rows: the index's id tensor, and its per-row tensor (offsets or table rows) or None.
         causal: "no", "yes" or "rows". tree: "no" or the tree's kind.
         one_token: no row holds more than one token. what: the step's part of a kernel's name.
-        launches: launch by layer shape, filled when a shape is first met.
+        launches: launch by layer shape, and whether it is the Hopper prefill kernel's; filled when one is first met.
     """
 
     batch: Batch
@@ -56,7 +57,7 @@ class Step:
     tree: str
     one_token: bool
     what: str
-    launches: dict[tuple[int, int, int, int], Launch] = field(default_factory=dict)
+    launches: dict[tuple[tuple[int, int, int, int], bool], Launch] = field(default_factory=dict)
 
 
 def new_step(request: BuildRequest, batch: Batch, form: IndexForm) -> Step:

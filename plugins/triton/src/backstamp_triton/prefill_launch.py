@@ -1,0 +1,146 @@
+"""The host's half of the Hopper prefill kernel: which calls it takes, the cache as TMA descriptors, the launch.
+
+In: what the backend would give the tile kernel. Out: descriptors, or None where the tile kernel must run. Nothing here
+reads a device value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from backstamp_triton.layers import PreparedLayer
+    from backstamp_triton.steps import Launch, Step
+
+__all__ = ["CacheView", "attend_views", "view_keys_and_values"]
+
+#: Rows (tokens times packed heads) up to which the tile kernel has smaller tiles of its own.
+FEW_ROWS = 64
+#: Columns of a descriptor's box.
+PANEL = 64
+
+
+class CacheView(NamedTuple):
+    """Keys or values as a two-dimensional TMA descriptor: rows a head and a page are apart, columns a head is apart."""
+
+    descriptor: object
+    head_rows: int
+    head_cols: int
+    page_stride: int
+
+
+def view_keys_and_values(
+    k: Tensor, v: Tensor, known: PreparedLayer, step: Step, page_size: int
+) -> tuple[int, CacheView, CacheView] | None:
+    """Rows of one copy, keys and values as descriptors; None where this kernel does not take the call.
+
+    `page_size` is 0 for ragged keys and values.
+    """
+    batch = step.batch
+    if not known.prefill_block or step.one_token or known.pack * batch.max_q_len <= FEW_ROWS:
+        return None
+    if step.tree != "no" or batch.kv_starts is not None:
+        return None
+    rows = known.prefill_block if not page_size else _piece_rows(page_size, known.prefill_block)
+    views = [_view(cache, rows) for cache in (k, v)] if rows else [None, None]
+    return None if views[0] is None or views[1] is None else (rows, views[0], views[1])
+
+
+def attend_views(
+    q: Tensor,
+    views: tuple[int, CacheView, CacheView],
+    out: Tensor,
+    lse: Tensor | None,
+    shares: tuple[Tensor, Tensor] | None,
+    index: tuple[str, Tensor | None, Tensor | None, int],
+    known: PreparedLayer,
+    step: Step,
+    launch: Launch,
+    processors: int,
+) -> None:
+    """Attend one layer of one step; `index` is its form, page ids, per-row tensor and page size."""
+    from backstamp_triton.prefill_hopper import attend_prefill
+
+    batch, spec = step.batch, known.spec
+    rows, k_view, v_view = views
+    form, page_ids, page_rows, page_size = index
+    part, part_lse = (None, None) if shares is None else shares
+    group = spec.num_qo_heads // spec.num_kv_heads
+    heads = spec.num_kv_heads * -(-group // launch.pack)
+    tiles = launch.slots * heads * launch.splits
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    attend_prefill[(min(tiles, processors),)](
+        q,
+        k_view.descriptor,
+        v_view.descriptor,
+        out,
+        lse,
+        part,
+        part_lse,
+        spec.sinks,
+        batch.qo_indptr,
+        batch.kv_lens,
+        batch.causal if step.causal == "rows" else None,
+        page_ids,
+        page_rows,
+        batch.num_rows,
+        batch.num_tokens,
+        launch.slots,
+        launch.splits,
+        tiles,
+        0 if page_ids is None else page_ids.stride(0),
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        *lse_strides,
+        *k_view[1:],
+        *v_view[1:],
+        known.logit_scale,
+        known.softcap_log2,
+        known.window_left,
+        HEADS=heads,
+        GROUP=group,
+        PACK=launch.pack,
+        DK=spec.head_dim,
+        DV=spec.v_head_dim,
+        PAGE_SIZE=max(page_size, 1),
+        ROWS=rows,
+        INDEX=form,
+        CAUSAL=step.causal,
+        BLOCK_N=launch.config.block_n,
+        STAGES=launch.config.num_stages,
+        num_warps=launch.config.num_warps,
+    )
+
+
+def _piece_rows(page_size: int, block: int) -> int:
+    """Rows one copy brings: a page or a block of them; 0 where pages are no boxes of whole swizzles of eight rows."""
+    return min(page_size, block) if page_size >= 8 and page_size & (page_size - 1) == 0 else 0
+
+
+def _view(cache: Tensor, rows: int) -> CacheView | None:
+    """Pages `[P, N, Hk, D]`, or ragged `[T, Hk, D]`, as one matrix; None where strides or alignment allow no TMA.
+
+    Source: CUDA driver API, cuTensorMapEncodeTiled: an address and strides of 16-byte multiples, coordinates in int32.
+    """
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    heads, dim = cache.shape[-2:]
+    row_stride, head_stride = cache.stride(-3), cache.stride(-2)
+    pages, page_stride = (cache.shape[0], cache.stride(0)) if cache.dim() == 4 else (1, 0)
+    apart = head_stride >= row_stride
+    step = [page_stride, head_stride] if apart else [page_stride]
+    width = dim if apart else (heads - 1) * head_stride + dim
+    if row_stride < width or any(stride % row_stride for stride in step):
+        return None
+    head_rows, head_cols = (head_stride // row_stride, 0) if apart else (0, head_stride)
+    height = (pages - 1) * (page_stride // row_stride) + (heads - 1) * head_rows + cache.shape[-3]
+    if cache.stride(-1) != 1 or cache.data_ptr() % 16 or row_stride * cache.element_size() % 16 or height >= 1 << 31:
+        return None
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    descriptor = TensorDescriptor(cache, [height, width], [row_stride, 1], [rows, PANEL], layout)
+    return CacheView(descriptor, head_rows, head_cols, page_stride // row_stride)

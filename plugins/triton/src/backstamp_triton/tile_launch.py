@@ -1,0 +1,130 @@
+"""The host's half of the tile kernel and of the merge of its shares: tensors and strides in the kernel's order.
+
+In: a call the backend has checked, with its `Launch`. Out: outputs and LSE written. Nothing here reads a device value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from backstamp_triton.combine import combine_splits
+from backstamp_triton.tile import attend_tile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from backstamp_triton.layers import PreparedLayer
+    from backstamp_triton.steps import Launch, Step
+
+__all__ = ["attend_tiles", "merge_shares"]
+
+
+def attend_tiles(
+    q: Tensor,
+    q_rope: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    shares: tuple[Tensor, Tensor] | None,
+    index: tuple[str, Tensor | None, Tensor | None, int],
+    known: PreparedLayer,
+    step: Step,
+    launch: Launch,
+) -> None:
+    """Attend one layer of one step; `index` is its form, page ids, per-row tensor and page size (0: ragged)."""
+    batch, spec, config = step.batch, known.spec, launch.config
+    form, page_ids, page_rows, page_size = index
+    part, part_lse = (None, None) if shares is None else shares
+    tree = batch.tree
+    tree_bytes = None if tree is None else tree.buffer.view(torch.uint8)
+    tree_strides = (0, 0) if tree_bytes is None or step.tree != "qlen" else tree_bytes.stride()[:2]
+    q_rope_strides = (0, 0) if q_rope is None else q_rope.stride()[:2]
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    d0, d1, v0, v1 = known.dims
+    attend_tile[(launch.slots, spec.num_kv_heads * known.head_blocks, launch.splits)](
+        q,
+        q_rope,
+        k,
+        v,
+        out,
+        lse,
+        part,
+        part_lse,
+        spec.sinks,
+        batch.qo_indptr,
+        batch.kv_lens,
+        batch.kv_starts,
+        batch.causal if step.causal == "rows" else None,
+        page_ids,
+        page_rows,
+        tree_bytes,
+        None if tree is None else tree.indptr,
+        batch.num_rows,
+        batch.num_tokens,
+        0 if page_ids is None else page_ids.stride(0),
+        q.stride(0),
+        q.stride(1),
+        *q_rope_strides,
+        k.stride(0),
+        k.stride(1),
+        k.stride(-2),
+        v.stride(0),
+        v.stride(1),
+        v.stride(-2),
+        out.stride(0),
+        out.stride(1),
+        *lse_strides,
+        *tree_strides,
+        known.logit_scale,
+        known.softcap_log2,
+        known.window_left,
+        GROUP=spec.num_qo_heads // spec.num_kv_heads,
+        PACK=launch.pack,
+        D0=d0,
+        D1=d1,
+        V0=v0,
+        V1=v1,
+        V_IN_K=known.v_in_k,
+        PAGE_SIZE=max(page_size, 1),
+        INDEX=form,
+        CAUSAL=step.causal,
+        TREE=step.tree,
+        ONE_TOKEN=step.one_token,
+        SPLIT=launch.splits > 1,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def merge_shares(
+    shares: tuple[Tensor, Tensor],
+    out: Tensor,
+    lse: Tensor | None,
+    known: PreparedLayer,
+    step: Step,
+    splits: int,
+    block_s: int,
+) -> None:
+    """Merge the shares of every token and head, `block_s` at a time."""
+    spec = known.spec
+    lse_strides = (0, 0) if lse is None else lse.stride()
+    combine_splits[(step.batch.num_tokens, spec.num_qo_heads)](
+        *shares,
+        out,
+        lse,
+        spec.sinks,
+        splits,
+        out.stride(0),
+        out.stride(1),
+        *lse_strides,
+        V_DIM=spec.v_head_dim,
+        BLOCK_V=triton.next_power_of_2(spec.v_head_dim),
+        BLOCK_S=block_s,
+        num_warps=4,
+    )
