@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from backstamp_triton.layers import PreparedLayer
     from backstamp_triton.steps import Launch, Step
 
-__all__ = ["CacheView", "attend_views", "view_keys_and_values"]
+__all__ = ["PANEL", "CacheView", "attend_views", "piece_rows", "view_keys_and_values"]
 
 #: Rows (tokens times packed heads) up to which the tile kernel has smaller tiles of its own.
 FEW_ROWS = 64
@@ -43,7 +43,7 @@ def view_keys_and_values(
         return None
     if step.tree != "no" or batch.kv_starts is not None:
         return None
-    rows = known.prefill_block if not page_size else _piece_rows(page_size, known.prefill_block)
+    rows = piece_rows(page_size, known.prefill_block)
     views = [_view(cache, rows) for cache in (k, v)] if rows else [None, None]
     return None if views[0] is None or views[1] is None else (rows, views[0], views[1])
 
@@ -116,8 +116,10 @@ def attend_views(
     )
 
 
-def _piece_rows(page_size: int, block: int) -> int:
+def piece_rows(page_size: int, block: int) -> int:
     """Rows one copy brings: a page or a block of them; 0 where pages are no boxes of whole swizzles of eight rows."""
+    if not page_size:
+        return block
     return min(page_size, block) if page_size >= 8 and page_size & (page_size - 1) == 0 else 0
 
 

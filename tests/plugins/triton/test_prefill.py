@@ -1,0 +1,236 @@
+"""The Hopper prefill kernel: it compiles for its chip, the right work comes to it, and the cache is described rightly.
+
+The chip is not here, and Gluon has no interpreter: numbers are checked on one by `bench/kernels.py --check`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backstamp_triton import prefill_hopper, prefill_launch, tile_launch
+from backstamp_triton.backend import TritonAttention
+from backstamp_triton.configs import SHARED_BYTES
+from tests.plugins.triton import prefill_ahead
+from tests.plugins.triton.cases import Case, build_attention, make
+from tests.plugins.triton.prefill_ahead import Job
+
+JOBS = (
+    Job(),
+    Job(dtype="fp16", index="csr", causal="no", page_size=16, extras=("lse_ptr", "window_left")),
+    Job(index="indirect", causal="rows", page_size=256, extras=("softcap_log2", "sinks_ptr", "lse_ptr")),
+    Job(dims=(64, 64), index="ragged", page_size=0),
+    Job(dims=(256, 256), page_size=8),
+    Job(group=3, pack=3, extras=("part_ptr", "part_lse_ptr")),
+)
+PLACES = ("head_rows", "head_cols", "page_stride")
+#: 256 tokens over 8 heads, four to a key head, in pages of 16.
+LONG = Case("long", ((200, 200), (56, 500)), heads=(8, 2), dims=(128, 128), dtype="bf16")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict[str, dict]:
+    """The answers of one child process by job; Triton would keep this process's interpreter setting."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton-cache"))
+    child = subprocess.run(
+        [sys.executable, str(Path(prefill_ahead.__file__))],
+        input=json.dumps([dataclasses.asdict(job) for job in JOBS]),
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    return dict(zip(map(str, JOBS), map(json.loads, child.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_the_prefill_kernel_compiles_and_fits_its_chip(job, compiled):
+    """Warpgroup products and box copies are in the code, and two blocks in flight fit shared memory."""
+    answer = compiled[str(job)]
+    assert answer["cubin"] > 0
+    assert answer["shared_bytes"] <= SHARED_BYTES["9.0"]
+    # both warpgroups: logits of the first block and of a later one, outputs of a block and of the last
+    block = 64 if job.dims == (256, 256) else 128
+    assert answer["products"] == 2 * (2 * job.dims[0] // 16 + 2 * block // 16)
+    # keys, values, and values of a block with rows nobody sees
+    assert answer["copies"] == answer["pieces"] * (job.dims[0] + 2 * job.dims[1]) // 64
+
+
+class _Recorder:
+    """In the place of a kernel whose chip is not here: keeps the grid and, by name, the arguments of its launches."""
+
+    def __init__(self, kernel) -> None:
+        self.names = kernel.arg_names
+        self.launches: list[dict[str, object]] = []
+
+    def __getitem__(self, grid):
+        def launch(*args, **named):
+            self.launches.append({"grid": grid, **dict(zip(self.names, args, strict=False)), **named})
+
+        return launch
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Backends built as on an H100, whose three kernels are recorded: prefill, tile, merge."""
+    kernels = prefill_hopper.attend_prefill, tile_launch.attend_tile, tile_launch.combine_splits
+    recorders = tuple(_Recorder(kernel) for kernel in kernels)
+    monkeypatch.setattr(TritonAttention, "_find_chip", lambda self, device: ("9.0", 132))
+    monkeypatch.setattr(prefill_hopper, "attend_prefill", recorders[0])
+    monkeypatch.setattr(tile_launch, "attend_tile", recorders[1])
+    monkeypatch.setattr(tile_launch, "combine_splits", recorders[2])
+    return recorders
+
+
+def _attend(case: Case):
+    drawn = make(case)
+    backend = build_attention(drawn.request).backend
+    state = backend.plan(drawn.batch)
+    backend.forward(drawn.q, drawn.kv, drawn.layer, state, q_rope=drawn.q_rope)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dims": (64, 64)},
+        {"dims": (256, 256)},
+        {"dtype": "fp16"},
+        {"causal": False},
+        {"causal": (1, 0)},
+        {"window_left": 40},
+        {"softcap": 30.0},
+        {"sinks": True},
+        {"pad_tokens": 5},
+        {"index": "csr"},
+        {"index": "indirect"},
+        {"cache": "interleaved"},
+        {"cache": "heads_first"},
+        {"page_size": 8},
+        {"page_size": 256},
+        {"phase": "verify"},
+    ],
+    ids=str,
+)
+def test_long_queries_go_to_the_prefill_kernel(changes, hopper):
+    """Every layout and feature it declares to take is launched there, and the tile kernel is left alone."""
+    prefill, tile, _ = hopper
+    _attend(dataclasses.replace(LONG, **changes))
+    assert len(prefill.launches) == 1
+    assert tile.launches == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "fp32"},
+        {"dims": (96, 96)},
+        {"dims": (128, 64)},
+        {"page_size": 4},
+        {"page_size": 24},
+        {"starts": (3, 0)},
+        {"rows": ((1, 200), (1, 500)), "phase": "decode"},
+        {"rows": ((16, 200), (9, 500)), "phase": "verify"},
+        {"rows": ((17, 200), (9, 500)), "phase": "verify", "tree": "qlen"},
+    ],
+    ids=str,
+)
+def test_what_the_prefill_kernel_lacks_goes_to_the_tile_kernel(changes, hopper):
+    """Another dtype, head dim or page, left padding, trees, and tiles that would lie mostly empty."""
+    prefill, tile, _ = hopper
+    _attend(dataclasses.replace(LONG, **changes))
+    assert prefill.launches == []
+    assert len(tile.launches) == 1
+
+
+def test_another_chip_keeps_the_tile_kernel(hopper, monkeypatch):
+    """The kernel's instructions are those of SM90 alone: SM100 has others."""
+    monkeypatch.setattr(TritonAttention, "_find_chip", lambda self, device: ("10.0", 148))
+    _attend(LONG)
+    prefill, tile, _ = hopper
+    assert (len(prefill.launches), len(tile.launches)) == (0, 1)
+
+
+def test_a_cache_of_uneven_strides_keeps_the_tile_kernel(hopper):
+    """Pages that are no whole number of rows apart are no matrix: a descriptor would read other keys."""
+    drawn = make(LONG)
+    k, v = (
+        torch.zeros(half.shape[0], half[0].numel() + 8, dtype=half.dtype)[:, : half[0].numel()].view(half.shape)
+        for half in (drawn.kv.k, drawn.kv.v)
+    )
+    backend = build_attention(drawn.request).backend
+    backend.forward(drawn.q, dataclasses.replace(drawn.kv, k=k, v=v), drawn.layer, backend.plan(drawn.batch))
+    prefill, tile, _ = hopper
+    assert (len(prefill.launches), len(tile.launches)) == (0, 1)
+
+
+@pytest.mark.parametrize("cache", ["rows", "interleaved", "heads_first"])
+def test_a_descriptor_finds_every_key_and_value(cache, hopper):
+    """Row and column as the kernel computes them are the cache's own number, for each layout of pages."""
+    drawn = _attend(dataclasses.replace(LONG, cache=cache))
+    (launch,) = hopper[0].launches
+    for half, name in ((drawn.kv.k, "k"), (drawn.kv.v, "v")):
+        descriptor = launch[f"{name}_desc"]
+        head_rows, head_cols, page_stride = (launch[f"{name}_{place}"] for place in PLACES)
+        matrix = descriptor.base.as_strided(descriptor.shape, descriptor.strides)
+        for page, n, head in ((0, 0, 0), (3, 5, 1), (half.shape[0] - 1, 15, 1)):
+            found = matrix[page * page_stride + n + head * head_rows, head * head_cols :][:128]
+            assert found.data_ptr() == half[page, n, head].data_ptr()
+        assert list(descriptor.block_shape) == [launch["ROWS"], 64]
+
+
+def test_few_tiles_share_their_keys(hopper):
+    """A short step over a long prefix would leave multiprocessors idle: its keys are split, and shares are merged."""
+    prefill, _, merge = hopper
+    _attend(dataclasses.replace(LONG, rows=((128, 20000),)))
+    (launch,) = prefill.launches
+    splits = launch["num_splits"]
+    assert splits > 1
+    assert launch["part_ptr"] is not None
+    assert launch["num_tiles"] == launch["num_slots"] * 8 * splits
+    assert launch["grid"] == (min(launch["num_tiles"], 132),)
+    assert merge.launches[0]["num_splits"] == splits
+
+
+def test_many_tiles_keep_their_keys_and_programs_stay(hopper):
+    """Enough tiles fill the chip by themselves: no share, one program a multiprocessor."""
+    prefill, _, merge = hopper
+    _attend(dataclasses.replace(LONG, rows=((2500, 2500),)))
+    (launch,) = prefill.launches
+    assert (launch["num_splits"], launch["part_ptr"], merge.launches) == (1, None, [])
+    assert launch["grid"] == (132,)
+
+
+@pytest.mark.parametrize(("q_len", "pack"), [(40, 4), (127, 4), (128, 1)])
+def test_heads_share_a_tile_that_one_head_leaves_part_empty(q_len, pack, hopper):
+    """From 128 tokens on a tile is one head's; below, the heads of a key head fill it."""
+    _attend(dataclasses.replace(LONG, rows=((q_len, 500),)))
+    (launch,) = hopper[0].launches
+    assert launch["PACK"] == pack
+    assert launch["HEADS"] == 8 // pack
+    # tiles of 128 rows, one that the row's end may leave part empty, one for padding
+    assert launch["num_slots"] == -(-q_len // (128 // pack)) + 2
+
+
+def test_every_row_count_has_slots_for_its_tiles(hopper):
+    """Rows of one token more than a tile each need two: no query is left without a slot."""
+    _attend(dataclasses.replace(LONG, rows=((129, 129), (129, 129), (129, 129))))
+    (launch,) = hopper[0].launches
+    assert launch["num_slots"] >= 6
+
+
+def test_a_page_is_copied_in_pieces_that_lie_in_it():
+    """Whole pages up to a block, a block of a larger page; 0 where no box of whole swizzles fits."""
+    assert [prefill_launch.piece_rows(page, 128) for page in (0, 8, 16, 128, 256, 4, 24, 100)] == [
+        128, 8, 16, 128, 128, 0, 0, 0,
+    ]  # fmt: skip
