@@ -39,7 +39,7 @@ def view_keys_and_values(
     `page_size` is 0 for ragged keys and values.
     """
     batch = step.batch
-    if not known.prefill_block or step.one_token or known.pack * batch.max_q_len <= FEW_ROWS:
+    if not known.prefill_block or known.pack * batch.max_q_len <= FEW_ROWS:
         return None
     if step.tree != "no" or batch.kv_starts is not None:
         return None
