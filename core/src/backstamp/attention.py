@@ -80,7 +80,7 @@ class TreeMask:
     indptr: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Batch:
     """One KV group's share of one step; every tensor is the engine's own or an adapter buffer of fixed address.
 
@@ -125,7 +125,7 @@ class Batch:
     tree: TreeMask | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class PagedKV:
     """One layer's cache: views `[P, page_size, Hk, D]` with any strides but `stride(-1) == 1`.
 
@@ -153,7 +153,7 @@ class RaggedKV:
     kv_indptr: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class LayerSpec:
     """What one attention layer is, as a kernel needs to know it.
 

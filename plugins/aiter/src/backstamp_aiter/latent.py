@@ -17,7 +17,8 @@ from torch import Tensor
 from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.step_checks import IndexForm, check_batch, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import IndexForm, check_batch, refusal
 
 __all__ = ["LatentAttention", "LatentRows", "LatentStep"]
 
@@ -61,6 +62,7 @@ class LatentAttention:
         self, request: BuildRequest, attend: Callable[[Tensor, Tensor, Tensor, LatentRows, float], None]
     ) -> None:
         self._request = request
+        self._check_call = CallChecks(request)
         self._attend = attend
         self._compiles = Announcer("aiter")
 
@@ -96,7 +98,7 @@ class LatentAttention:
             UnsupportedBatch: what the row does not declare, or a cache that is not contiguous.
         """
         batch, rows = state.batch, state.rows
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call refuses a step without a cache"
         if not kv.k.is_contiguous():
             found = f"strides {list(kv.k.stride())}"

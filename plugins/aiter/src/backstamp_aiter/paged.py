@@ -16,7 +16,8 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, refusal
 
 __all__ = ["PagedAttention", "PagedStep"]
 
@@ -45,6 +46,7 @@ class PagedAttention:
 
     def __init__(self, request: BuildRequest, unified_attention: Callable[..., Tensor]) -> None:
         self._request = request
+        self._check_call = CallChecks(request)
         self._unified_attention = unified_attention
         self._compiles = Announcer("aiter")
 
@@ -83,7 +85,7 @@ class PagedAttention:
             UnsupportedBatch: what the row does not declare.
         """
         batch, tokens, rows = state.batch, state.tokens, state.batch.num_rows
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if rows == 0 or tokens < batch.num_tokens:

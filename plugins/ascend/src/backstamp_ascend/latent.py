@@ -17,8 +17,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.row_checks import dtype_name
-from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp.step_checks import check_batch, refusal
 from backstamp_ascend.live import LiveRows, live_rows
 from backstamp_ascend.paged import MOST_ROWS, Attend, flat_cache, hidden_triangle
 
@@ -64,6 +65,7 @@ class LatentAttention:
 
     def __init__(self, request: BuildRequest, attend: Attend) -> None:
         self._request = request
+        self._check_call = CallChecks(request)
         self._attend = attend
         self._triangle = hidden_triangle(request.device)
 
@@ -104,7 +106,7 @@ class LatentAttention:
             UnsupportedBatch: what the row does not declare, or a latent cache in parts that are not contiguous.
         """
         batch, pieces = state.batch, state.pieces
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call refuses a step without a cache"
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)

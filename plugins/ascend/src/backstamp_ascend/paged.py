@@ -16,7 +16,8 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, refusal
 from backstamp_ascend.live import LiveRows, live_rows
 
 __all__ = ["MASK_SIZE", "MOST_ROWS", "PagedAttention", "PagedStep", "flat_cache", "hidden_triangle"]
@@ -46,6 +47,7 @@ class PagedAttention:
 
     def __init__(self, request: BuildRequest, attend: Attend, *, packed: bool) -> None:
         self._request = request
+        self._check_call = CallChecks(request)
         self._attend = attend
         self._packed = packed
         self._triangle = hidden_triangle(request.device)
@@ -84,7 +86,7 @@ class PagedAttention:
             UnsupportedBatch: what the row does not declare, or a cache that is not contiguous.
         """
         batch, rows = state.batch, state.rows
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call refuses a step without a cache"
         assert kv.v is not None
         if out is None:

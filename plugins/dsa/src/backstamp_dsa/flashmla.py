@@ -13,7 +13,8 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_dsa.dense_steps import DenseStep, Launch, cut, refill
 from backstamp_dsa.queries import check_aligned, nothing_seen, store_answer
 from backstamp_dsa.steps import renew
@@ -27,6 +28,7 @@ class FlashMla:
     def __init__(self, request: BuildRequest) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._heads = sorted({layer.num_qo_heads for layer in request.layers})
         dtype = torch.float16 if request.dtype == "fp16" else torch.bfloat16
         self._zero = torch.zeros((), dtype=dtype, device=request.device)
@@ -78,7 +80,7 @@ class FlashMla:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if kv is None:
             raise refusal(self._request, "kv", "a paged latent cache", "None", phase=batch.phase)
         check_aligned(self._request, "kv.k", kv.k)

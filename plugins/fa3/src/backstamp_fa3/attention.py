@@ -12,9 +12,10 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.row_checks import refusal
 from backstamp.sink_buffers import SinkBuffers
-from backstamp.step_checks import check_batch, check_call
+from backstamp.step_checks import check_batch
 from backstamp_fa3.calls import LayerCall, Library
 from backstamp_fa3.steps import Step, clear_unseen, mark_unseen, new_step, refresh
 
@@ -39,6 +40,7 @@ class FlashAttention:
         sink_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,),
     ) -> None:
         self._request = request
+        self._check_call = CallChecks(request)
         self._library = library
         self._keyless = keyless
         device = torch.device(request.device)
@@ -87,9 +89,7 @@ class FlashAttention:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(
-            self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices
-        )  # fmt: skip
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         no_keys = batch.max_kv_len == 0 or (new is not None and new.k.shape[0] == 0)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
-from backstamp.step_checks import IndexForm, check_batch, check_build, check_call, refusal
+from backstamp.step_checks import IndexForm, check_batch, check_build, refusal
 from backstamp_flashinfer.routes import FA2_QUERY_TOKENS, LayerKind, choose_route, kind_of
 from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages, single_row
 from backstamp_flashinfer.step import Keys, Step
@@ -38,6 +39,7 @@ class FlashInferAttention:
     def __init__(self, request: BuildRequest, *, hopper: bool) -> None:
         check_build(request)
         self._request, self._hopper = request, hopper
+        self._check_call = CallChecks(request)
         self._device = torch.device(request.device)
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
         # read as float32. Source: attention/_core.py:_sink_jit_args
@@ -100,7 +102,7 @@ class FlashInferAttention:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:

@@ -16,7 +16,8 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.wrappers import WORKSPACE_BYTES, Fence
@@ -44,6 +45,7 @@ class FlashInferMLA:
     def __init__(self, request: BuildRequest, *, hopper: bool) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._backend = "fa3" if hopper else "fa2"
         self._device = torch.device(request.device)
         self._dtype = DTYPES[request.dtype]
@@ -101,7 +103,7 @@ class FlashInferMLA:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if out is None:
             out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:

@@ -14,7 +14,8 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest, Built
 from backstamp.jit_notice import Announcer
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_triton.launches import Chip, prefill_launch, tile_launch
 from backstamp_triton.layers import PreparedLayer, prepare_layer
 from backstamp_triton.prefill_launch import attend_views, view_keys_and_values
@@ -60,6 +61,7 @@ class TritonAttention:
         if request.page_size < 1:
             raise refusal(request, "page_size", "at least 1", str(request.page_size))
         self._request = request
+        self._check_call = CallChecks(request)
         self._compiles = Announcer("triton")
         device = torch.device(request.device)
         arch, processors = self._find_chip(device)
@@ -107,7 +109,7 @@ class TritonAttention:
             UnsupportedBatch: what the row does not declare.
         """
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         known = self._layers.get(layer.layer_id)
         if known is None or known.spec is not layer:
             known = self._layers[layer.layer_id] = self._prepare(layer)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
-from backstamp.step_checks import check_batch, check_build, check_call
+from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step
 
@@ -56,6 +57,7 @@ class FmhaV2Prefill:
     def __init__(self, request: BuildRequest) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
         self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
@@ -116,7 +118,7 @@ class FmhaV2Prefill:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         step, batch = state.step, state.step.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call found a paged cache"
         assert kv.v is not None, "and its values"
         if out is None:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_trtllm.launches import LN2, Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
@@ -29,6 +30,7 @@ class GenAttention:
     def __init__(self, request: BuildRequest) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
         self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
@@ -71,7 +73,7 @@ class GenAttention:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call found a paged cache"
         assert kv.v is not None, "and its values"
         if kv.k.stride() != kv.v.stride():

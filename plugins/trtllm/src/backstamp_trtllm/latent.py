@@ -15,7 +15,8 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_build, check_call
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.latent_dims import (
     KV_LORA_RANK,
     QK_NOPE_HEAD_DIM,
@@ -48,6 +49,7 @@ class LatentAttention:
     def __init__(self, request: BuildRequest, backend: Literal["trtllm-gen", "cute-dsl"]) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._backend = backend
         self._gen = backend == "trtllm-gen"
         # Source: trtllm_gen_backend.py, "does not support 64 < num_heads_q < 128"; CuTe DSL tiles hold 128 rows
@@ -91,7 +93,7 @@ class LatentAttention:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call found a paged cache"
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)

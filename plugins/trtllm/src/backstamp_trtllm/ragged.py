@@ -13,7 +13,8 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_build, check_call
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence
 from backstamp_trtllm.ragged_steps import RaggedStep, plan_ragged
 
@@ -29,6 +30,7 @@ class RaggedPrefill:
     def __init__(self, request: BuildRequest, launch: Launch) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         self._launch = launch
         self._announce = Announcer(request.kernel)
 
@@ -55,7 +57,7 @@ class RaggedPrefill:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert new is not None, "check_call found ragged keys"
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_build, check_call
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.latent_dims import KV_LORA_RANK, QK_ROPE_HEAD_DIM, check_heads, whole_query
 from backstamp_trtllm.launches import LN2, Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
@@ -46,6 +47,7 @@ class TokenspeedMla:
         # Source: mla_decode_fp16.py, can_implement: H > 128 has no tile
         check_heads(request, gap=False)
         self._request = request
+        self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
         self._workspace = zeros(WORKSPACE_BYTES, request.device, torch.int8)
 
@@ -94,7 +96,7 @@ class TokenspeedMla:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         step, batch = state.step, state.step.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call found a paged cache"
         if out is None:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)

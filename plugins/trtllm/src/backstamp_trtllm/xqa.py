@@ -18,8 +18,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
+from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_trtllm.draft_masks import causal_words, fill_causal, fill_tree, new_mask
 from backstamp_trtllm.launches import Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
@@ -59,6 +60,7 @@ class XqaAttention:
     def __init__(self, request: BuildRequest) -> None:
         check_build(request)
         self._request = request
+        self._check_call = CallChecks(request)
         for spec in request.layers:
             self._check_group(spec)
         self._announce = Announcer(request.kernel)
@@ -130,7 +132,7 @@ class XqaAttention:
     ) -> Tensor:
         """Attend one layer; see `backstamp.attention.AttentionBackend.forward`."""
         step, batch = state.step, state.step.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         assert kv is not None, "check_call found a paged cache"
         assert kv.v is not None, "and its values"
         self._check_layer(kv.k, kv.v, layer, batch)
