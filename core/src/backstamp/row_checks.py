@@ -96,10 +96,10 @@ def vector_faults(
     request: BuildRequest, field: str, tensor: Tensor, size: int, *dtypes: str, host: bool = False
 ) -> Iterator[Fault]:
     """The faults of a vector that a kernel reads `size` numbers of, one after the other; `host` wants it on the CPU."""
-    found = f"{list(tensor.shape)} {tensor.dtype}"
-    if str(tensor.dtype) not in dtypes or tensor.dim() != 1 or tensor.shape[0] < size:
-        yield field, f"[{size}] {' or '.join(dtypes)}", found
-    elif tensor.shape[0] > 1 and tensor.stride(0) != 1:
+    shape = tensor.shape
+    if str(tensor.dtype) not in dtypes or len(shape) != 1 or shape[0] < size:
+        yield field, f"[{size}] {' or '.join(dtypes)}", f"{list(shape)} {tensor.dtype}"
+    elif shape[0] > 1 and tensor.stride() != (1,):
         yield field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"
     if not host:
         yield from device_fault(request, field, tensor)

@@ -148,13 +148,14 @@ def _index_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
     """Shapes, dtypes and devices of the index the kernel will read."""
     index, rows = batch.index, batch.num_rows
     form = index_form(request.offer, index)
-    tensors: dict[IndexForm, tuple[tuple[str, Tensor | None, int, int], ...]] = {
-        "page_table": (("index.page_table", index.page_table, 2, rows),),
-        "csr": (("index.kv_indptr", index.kv_indptr, 1, rows + 1), ("index.kv_indices", index.kv_indices, 1, 0)),
-        "indirect": (("index.table", index.table, 2, 0), ("index.row_ids", index.row_ids, 1, rows)),
-        "none": (),
-    }
-    for field, tensor, dims, size in tensors[form]:
+    tensors: tuple[tuple[str, Tensor | None, int, int], ...] = ()
+    if form == "page_table":
+        tensors = (("index.page_table", index.page_table, 2, rows),)
+    elif form == "csr":
+        tensors = (("index.kv_indptr", index.kv_indptr, 1, rows + 1), ("index.kv_indices", index.kv_indices, 1, 0))
+    elif form == "indirect":
+        tensors = (("index.table", index.table, 2, 0), ("index.row_ids", index.row_ids, 1, rows))
+    for field, tensor, dims, size in tensors:
         assert tensor is not None, "the form was chosen because its tensors are there"
         if dims == 1:
             yield from vector_faults(request, field, tensor, size, _I32, _I64)

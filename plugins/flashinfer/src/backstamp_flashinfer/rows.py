@@ -7,13 +7,19 @@ Never reads a device value: the page list is gathered with sizes that the host k
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, KVIndex
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import IndexForm, refusal
+
+#: Host vectors of a step, i32: a call of numpy costs a fifth of one of torch, and a step takes thirty.
+Numbers: TypeAlias = "npt.NDArray[np.int32]"
 
 __all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "row_pages", "single_row"]
 
@@ -64,6 +70,10 @@ def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
 
 def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.device) -> Tensor:
     """The page ids of all rows, in order, `[num_pages]` i32: entries past a row's last page are left out."""
+    listed = index.kv_indices if form == "csr" else None
+    if listed is not None and listed.shape[0] == rows.num_pages and listed.dtype == torch.int32:
+        # every row has its pages listed, so a list of no more entries than pages has no slack: it is the answer
+        return listed
     indptr = rows.page_indptr.to(device, non_blocking=True).long()
     counts = indptr[1:] - indptr[:-1]
     row = torch.repeat_interleave(counts, output_size=rows.num_pages)
@@ -82,9 +92,7 @@ def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.dev
 
 def single_row(request: BuildRequest, tokens: int) -> HostRows:
     """A step of one prompt and nothing before it."""
-    return _host_rows(
-        request, torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32), None
-    )
+    return _host_rows(request, np.array([0, tokens], np.int32), np.array([tokens], np.int32), None)
 
 
 def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
@@ -134,43 +142,47 @@ def _moved(request: BuildRequest, name: str, target: Tensor, source: Tensor, *, 
     return False
 
 
-def _mirrors(batch: Batch) -> tuple[Tensor, Tensor]:
+def _mirrors(batch: Batch) -> tuple[Numbers, Numbers]:
     starts, lens = batch.qo_indptr_host, batch.kv_lens_host
     assert starts is not None, "check_batch asks for exact host lengths"
     assert lens is not None, "check_batch asks for exact host lengths"
-    return starts[: batch.num_rows + 1].to(torch.int32), lens[: batch.num_rows].to(torch.int32)
+    rows = batch.num_rows
+    return starts.numpy()[: rows + 1].astype(np.int32), lens.numpy()[:rows].astype(np.int32)
 
 
-def _uniform_length(qo_indptr: Tensor, batch: Batch) -> int | None:
+def _uniform_length(qo_indptr: Numbers, batch: Batch) -> int | None:
     """Tokens a row when rows own equal, consecutive shares of all tokens; pad rows may own none of theirs."""
     if batch.num_rows == 0 or batch.num_tokens % batch.num_rows:
         return None
     length = batch.num_tokens // batch.num_rows
-    lens = qo_indptr[1:] - qo_indptr[:-1]
-    in_place = (lens == length) & (qo_indptr[:-1] == torch.arange(batch.num_rows) * length)
-    return length if bool((in_place | (lens == 0)).all()) else None
+    starts = qo_indptr[:-1]
+    lens = qo_indptr[1:] - starts
+    in_place = (lens == length) & (starts == np.arange(batch.num_rows) * length)
+    return length if (in_place | (lens == 0)).all() else None
 
 
-def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Tensor, kv_lens: Tensor, length: int) -> HostRows:
+def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: Numbers, length: int) -> HostRows:
     # a row without queries gets its share of pad tokens, which see nothing
-    kv_lens = torch.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, torch.zeros_like(kv_lens))
-    qo_indptr = torch.arange(batch.num_rows + 1, dtype=torch.int32) * length
+    kv_lens = np.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, 0)
+    qo_indptr = np.arange(batch.num_rows + 1, dtype=np.int32) * length
     return _host_rows(request, qo_indptr, kv_lens, length)
 
 
-def _host_rows(request: BuildRequest, qo_indptr: Tensor, kv_lens: Tensor, q_len: int | None) -> HostRows:
+def _host_rows(request: BuildRequest, qo_indptr: Numbers, kv_lens: Numbers, q_len: int | None) -> HostRows:
     size = request.page_size
-    page_indptr = torch.zeros_like(qo_indptr)
-    page_indptr[1:] = torch.cumsum((kv_lens + size - 1) // size, 0)
-    last = torch.where(kv_lens > 0, (kv_lens - 1) % size + 1, torch.zeros_like(kv_lens))
-    lens = qo_indptr[1:] - qo_indptr[:-1]
+    pages = (kv_lens + (size - 1)) // size
+    page_indptr = np.zeros_like(qo_indptr)
+    np.cumsum(pages, out=page_indptr[1:])
+    # 0 of no page, else 1 to a page
+    last = kv_lens - np.maximum(pages - 1, 0) * size
+    qo_indptr, kv_lens, last = (numbers.astype(np.int32, copy=False) for numbers in (qo_indptr, kv_lens, last))
     return HostRows(
-        qo_indptr=qo_indptr,
-        kv_lens=kv_lens,
-        page_indptr=page_indptr,
-        last_page_len=last.to(torch.int32),
+        qo_indptr=torch.from_numpy(qo_indptr),
+        kv_lens=torch.from_numpy(kv_lens),
+        page_indptr=torch.from_numpy(page_indptr),
+        last_page_len=torch.from_numpy(last),
         num_tokens=int(qo_indptr[-1]),
         num_pages=int(page_indptr[-1]),
-        max_q_len=int(lens.max()) if len(lens) else 0,
+        max_q_len=int((qo_indptr[1:] - qo_indptr[:-1]).max()) if len(kv_lens) else 0,
         q_len=q_len,
     )

@@ -140,10 +140,9 @@ class TritonAttention:
             else:
                 attend_views(q, views, out, lse, shares, index, known, state, launch, self._chip.processors)
         if shares is not None:
-            block_s = min(16, triton.next_power_of_2(launch.splits))
             sinks = "" if layer.sinks is None else "sinks"
-            with self._compiles.first("merge of", launch.what, block_s, sinks, with_lse):
-                merge_shares(shares, out, lse, known, state, launch.splits, block_s)
+            with self._compiles.first("merge of", launch.what, launch.merged_at_once, sinks, with_lse):
+                merge_shares(shares, out, lse, known, state, launch)
         return out
 
     def _prepare(self, spec: LayerSpec) -> PreparedLayer:

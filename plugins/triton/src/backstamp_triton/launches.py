@@ -65,7 +65,7 @@ def tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token or tiles < places:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, places, chip.most_splits(step, known))
-    return Launch(config, known.pack, splits, slots, _name(chip, spec, step, config, splits))
+    return Launch(config, known.pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
 
 
 def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
@@ -82,7 +82,11 @@ def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
     slots = row_tiles + batch.num_rows + 1
-    return Launch(config, pack, splits, slots, _name(chip, spec, step, config, splits))
+    return Launch(config, pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+
+
+def _merged_at_once(splits: int) -> int:
+    return min(16, 1 << (splits - 1).bit_length())
 
 
 def _name(chip: Chip, spec: LayerSpec, step: Step, config: TileConfig, splits: int) -> str:

@@ -26,12 +26,14 @@ __all__ = ["Launch", "Step", "new_step", "refresh"]
 class Launch:
     """How one launch shape runs in one step: blocks, heads of a tile, programs sharing a tile's keys, tile slots.
 
+    `merged_at_once` counts the shares that the merge loads together, a power of two.
     `what` says which kernel that is, for the announcement of its compile.
     """
 
     config: TileConfig
     pack: int
     splits: int
+    merged_at_once: int
     slots: int
     what: str
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from backstamp_triton.combine import combine_splits
 from backstamp_triton.tile import attend_tile
@@ -44,6 +43,8 @@ def attend_tiles(
     tree_strides = (0, 0) if tree_bytes is None or step.tree != "qlen" else tree_bytes.stride()[:2]
     q_rope_strides = (0, 0) if q_rope is None else q_rope.stride()[:2]
     lse_strides = (0, 0) if lse is None else lse.stride()
+    # one call for all strides of a tensor: each costs a fifth of a microsecond, in every layer
+    k_strides, v_strides = k.stride(), v.stride()
     d0, d1, v0, v1 = known.dims
     attend_tile[(launch.slots, spec.num_kv_heads * known.head_blocks, launch.splits)](
         q,
@@ -66,17 +67,13 @@ def attend_tiles(
         batch.num_rows,
         batch.num_tokens,
         0 if page_ids is None else page_ids.stride(0),
-        q.stride(0),
-        q.stride(1),
+        *q.stride()[:2],
         *q_rope_strides,
-        k.stride(0),
-        k.stride(1),
-        k.stride(-2),
-        v.stride(0),
-        v.stride(1),
-        v.stride(-2),
-        out.stride(0),
-        out.stride(1),
+        *k_strides[:2],
+        k_strides[-2],
+        *v_strides[:2],
+        v_strides[-2],
+        *out.stride()[:2],
         *lse_strides,
         *tree_strides,
         known.logit_scale,
@@ -108,10 +105,9 @@ def merge_shares(
     lse: Tensor | None,
     known: PreparedLayer,
     step: Step,
-    splits: int,
-    block_s: int,
+    launch: Launch,
 ) -> None:
-    """Merge the shares of every token and head, `block_s` at a time."""
+    """Merge the shares of every token and head."""
     spec = known.spec
     lse_strides = (0, 0) if lse is None else lse.stride()
     combine_splits[(step.batch.num_tokens, spec.num_qo_heads)](
@@ -119,12 +115,11 @@ def merge_shares(
         out,
         lse,
         spec.sinks,
-        splits,
-        out.stride(0),
-        out.stride(1),
+        launch.splits,
+        *out.stride()[:2],
         *lse_strides,
         V_DIM=spec.v_head_dim,
-        BLOCK_V=triton.next_power_of_2(spec.v_head_dim),
-        BLOCK_S=block_s,
+        BLOCK_V=1 << (spec.v_head_dim - 1).bit_length(),
+        BLOCK_S=launch.merged_at_once,
         num_warps=4,
     )

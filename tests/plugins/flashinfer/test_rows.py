@@ -1,0 +1,53 @@
+"""The page list a step's wrappers read: the engine's own where it is exact, gathered anew where it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from backstamp.attention import KVIndex
+from backstamp_flashinfer.rows import HostRows, row_pages
+
+
+def _rows(*page_indptr: int) -> HostRows:
+    ints = torch.tensor(page_indptr, dtype=torch.int32)
+    lens = (ints[1:] - ints[:-1]) * 16
+    return HostRows(
+        qo_indptr=torch.arange(len(ints), dtype=torch.int32),
+        kv_lens=lens,
+        page_indptr=ints,
+        last_page_len=torch.where(lens > 0, 16, 0).int(),
+        num_tokens=len(lens),
+        num_pages=page_indptr[-1],
+        max_q_len=1,
+        q_len=1,
+    )
+
+
+def _csr(starts: list[int], ids: list[int], dtype: torch.dtype = torch.int32) -> KVIndex:
+    return KVIndex(
+        page_size=16, kv_indptr=torch.tensor(starts, dtype=torch.int32), kv_indices=torch.tensor(ids, dtype=dtype)
+    )
+
+
+def test_a_list_without_slack_is_read_where_it_lies():
+    """No launch gathers what is there already."""
+    index = _csr([0, 2, 3], [7, 5, 9])
+    assert row_pages(index, "csr", _rows(0, 2, 3), torch.device("cpu")) is index.kv_indices
+
+
+@pytest.mark.parametrize(
+    ("starts", "ids", "dtype"),
+    [
+        ([0, 3, 5], [7, 5, -1, 9, -1], torch.int32),
+        ([1, 3, 4], [-1, 7, 5, 9], torch.int32),
+        ([0, 2, 3], [7, 5, 9, -1], torch.int32),
+        ([0, 2, 3], [7, 5, 9], torch.int64),
+    ],
+    ids=["slack-after-rows", "starts-later", "longer-list", "i64"],
+)
+def test_any_other_list_is_gathered_as_i32(starts, ids, dtype):
+    """Entries past a row's last page are left out, wherever the list has them."""
+    pages = row_pages(_csr(starts, ids, dtype), "csr", _rows(0, 2, 3), torch.device("cpu"))
+    assert pages.dtype == torch.int32
+    assert pages.tolist() == [7, 5, 9]
