@@ -21,7 +21,10 @@ POINTERS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel for one chip: "attend", "split", "merge", "parts" (two parts of a library's), "slots" or "logits"."""
+    """One kernel for one chip: "attend", "split", "merge", "parts" (two parts of a library's), "slots" or "logits".
+
+    On SM90 also "hopper" and "hopper split".
+    """
 
     arch: str
     kernel: str
@@ -49,6 +52,8 @@ def compile_job(job: Job) -> dict[str, object]:
         constants |= {"BLOCK_H": config.block_h, "BLOCK_N": config.block_n}
         absent = {"sinks_ptr", "q_rope_ptr"} | (set() if split else {"part_ptr", "part_lse_ptr"})
         return _compile(attend_slots, job, constants, absent, config.num_warps, config.num_stages)
+    if job.kernel.startswith("hopper"):
+        return _compile_hopper(job)
     if job.kernel in ("merge", "parts"):
         constants = {"BASE_2": job.kernel == "merge", "D": 512}
         absent = {"sinks_ptr"} if job.kernel == "merge" else {"lse_ptr"}
@@ -63,11 +68,27 @@ def compile_job(job: Job) -> dict[str, object]:
     return _compile(index_logits, job, constants, rows, config.num_warps, config.num_stages)
 
 
+def _compile_hopper(job: Job) -> dict[str, object]:
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from backstamp_dsa.configs import HOPPER, HOPPER_REGISTERS
+    from backstamp_dsa.hopper import attend_chosen
+
+    split = job.kernel == "hopper split"
+    absent = {"q_rope_ptr", "sinks_ptr"} if split else {"part_ptr", "part_lse_ptr", "lse_ptr"}
+    given = _signature(attend_chosen, job, {"HEADS": job.heads, "SPLIT": split}, absent)
+    options = {"num_warps": HOPPER.num_warps, "maxnreg": HOPPER_REGISTERS}
+    return _machine_code(GluonASTSource(attend_chosen, *given), job, options)
+
+
 def _compile(kernel, job: Job, constants, absent, num_warps: int, num_stages: int) -> dict[str, object]:
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    source = ASTSource(kernel, *_signature(kernel, job, constants, absent))
+    return _machine_code(source, job, {"num_warps": num_warps, "num_stages": num_stages})
+
+
+def _signature(kernel, job: Job, constants, absent):
     signature, attributes, fixed = {}, {}, dict(constants)
     for at, name in enumerate(kernel.arg_names):
         if name in constants or name in absent:
@@ -84,12 +105,19 @@ def _compile(kernel, job: Job, constants, absent, num_warps: int, num_stages: in
         # what the launcher finds out by itself: addresses and strides are multiples of 16
         if signature[name].startswith("*") or "stride" in name:
             attributes[(at,)] = [["tt.divisibility", 16]]
+    return signature, fixed, attributes
+
+
+def _machine_code(source, job: Job, options) -> dict[str, object]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
     amd = job.arch.startswith("gfx")
     target = GPUTarget("hip", job.arch, 64) if amd else GPUTarget("cuda", int(job.arch.replace(".", "")), 32)
-    source = ASTSource(kernel, signature, fixed, attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
+    compiled = triton.compile(source, target=target, options=options)
     sizes = {kind: len(code) for kind, code in compiled.asm.items() if kind in {"cubin", "hsaco"}}
-    return {"job": asdict(job), "code": sizes, "shared_bytes": compiled.metadata.shared}
+    products = compiled.asm.get("ptx", "").count("wgmma.mma_async")
+    return {"job": asdict(job), "code": sizes, "shared_bytes": compiled.metadata.shared, "products": products}
 
 
 if __name__ == "__main__":

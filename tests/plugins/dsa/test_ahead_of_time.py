@@ -31,6 +31,7 @@ def _jobs() -> list[Job]:
             Job(arch, "slots", index=FORMS[at % 3], source=SOURCES[(at + at // 3) % 3]),
             Job(arch, "logits", DTYPES[(at + 1) % 3], index=FORMS[(at + 1) % 3]),
         ]
+    jobs += [Job("9.0", "hopper", "bf16"), Job("9.0", "hopper", "fp16", heads=20), Job("9.0", "hopper split", "bf16")]
     return jobs
 
 
@@ -61,6 +62,12 @@ def test_the_kernel_compiles_and_fits_its_chip(job, compiled):
     answer = compiled[str(job)]
     assert answer["code"].get("hsaco" if job.arch.startswith("gfx") else "cubin", 0) > 0
     assert answer["shared_bytes"] <= SHARED_BYTES[job.arch]
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job.kernel.startswith("hopper")], ids=str)
+def test_the_kernel_for_hopper_compiles_to_warpgroup_products(job, compiled):
+    """36 score a block of keys, four a half fold its values."""
+    assert compiled[str(job)]["products"] == 36 + 4 + 4
 
 
 def test_the_jobs_cover_every_setting():

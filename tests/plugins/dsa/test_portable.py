@@ -11,6 +11,7 @@ from backstamp.testing.requests import request_for
 from backstamp.testing.sparse_reference import reference_sparse
 from backstamp_dsa.backend import build_dsa_triton
 from backstamp_dsa.plugin import DSA_TRITON
+from backstamp_dsa.portable import hopper_kernel, suits_hopper
 from tests.plugins.dsa.cases import DSA, RAGGED, check, chosen_keys, dsa_layer, latent_step, nan_out
 
 DECODE = ((1, 1), (1, 40), (0, 0), (1, 200), (1, 16))
@@ -102,3 +103,50 @@ def test_a_planned_state_takes_other_values_at_its_own_addresses():
     out = nan_out(second)
     backend.forward(second.q, second.kv, DSA, state, out=out, indices=indices)
     check(second, out, reference_sparse(second.q, second.kv, DSA, second.batch, indices)[0])
+
+
+@pytest.mark.parametrize(("arch", "there"), [("9.0", True), ("8.0", False), ("10.0", False), ("gfx942", False)])
+def test_only_sm90_has_the_kernel_written_for_it(arch, there):
+    """Its copies and products are that chip's own; others run the tile kernel."""
+    assert (hopper_kernel(arch) is not None) is there
+
+
+def test_the_hopper_kernel_takes_rows_it_can_copy_by_16_bytes():
+    """Two-byte numbers, a latent of 512 and 64, aligned addresses and strides; anything else is the tile kernel's."""
+    q, rows = torch.zeros(3, 4, 576, dtype=torch.bfloat16), torch.zeros(8, 1, 576, dtype=torch.bfloat16)
+    wide, layer = torch.zeros(3, 4, 600, dtype=torch.bfloat16), dsa_layer(4)
+    assert suits_hopper(q, None, rows, layer)
+    assert suits_hopper(q[..., :512], q[..., 512:], rows, layer)
+    assert not suits_hopper(q.float(), None, rows.float(), layer)
+    assert not suits_hopper(q, None, rows, replace(layer, head_dim=512))
+    assert not suits_hopper(wide[..., :576], None, rows, layer)
+    assert not suits_hopper(q[..., :512], wide[..., 512:576], rows, layer)
+    assert not suits_hopper(q, None, torch.zeros(8 * 584, dtype=torch.bfloat16).view(8, 1, 584)[..., :576], layer)
+    odd = torch.zeros(q.numel() + 8, dtype=torch.bfloat16)[1:][: q.numel()].view_as(q)
+    assert not suits_hopper(odd, None, rows, layer)
+    assert not suits_hopper(
+        q, None, torch.zeros(8 * 576 + 8, dtype=torch.bfloat16)[1:][: 8 * 576].view(8, 1, 576), layer
+    )
+
+
+class _Recorder:
+    """Stands where the kernel for SM90 would, and notes its grid and settings."""
+
+    def __init__(self) -> None:
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *given, **settings: self.launches.append((grid, given, settings))
+
+
+def test_a_suited_call_is_launched_once_and_never_by_both_kernels():
+    """One program a token and 64 heads, blocks of one token side by side, shares where the chip is not full."""
+    step, indices = drawn(((1, 300),), phase="decode", heads=100, topk=256)
+    backend, out = built(step), nan_out(step)
+    backend._kernels["triton"]._sparse._hopper = recorder = _Recorder()
+    backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out, indices=indices)
+    ((grid, given, settings),) = recorder.launches
+    assert grid == (2, 1)
+    assert given[6] is out
+    assert (settings["HEADS"], settings["SPLIT"]) == (100, False)
+    assert out.isnan().all()

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["INTERPRETER", "SHARED_BYTES", "SparseConfig", "attend_config", "logits_config", "share_count"]
+__all__ = [
+    "HOPPER",
+    "HOPPER_REGISTERS",
+    "INTERPRETER",
+    "SHARED_BYTES",
+    "SparseConfig",
+    "attend_config",
+    "logits_config",
+    "share_count",
+]
 
 #: The name of Triton's interpreter on a CPU in this table.
 INTERPRETER = "interpreter"
@@ -34,6 +43,11 @@ class SparseConfig:
     block_n: int
     num_warps: int
     num_stages: int
+
+
+#: The shape of `hopper.py`, which its layouts are written for, and the registers of each of its twelve warps at launch.
+HOPPER = SparseConfig(64, 64, 4, 2)
+HOPPER_REGISTERS = 168
 
 
 def attend_config(arch: str, itemsize: int, num_qo_heads: int) -> SparseConfig:

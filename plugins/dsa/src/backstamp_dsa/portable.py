@@ -14,12 +14,20 @@ from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.attend import attend_slots, merge_shares
-from backstamp_dsa.configs import INTERPRETER, SparseConfig, attend_config, share_count
+from backstamp_dsa.configs import HOPPER, HOPPER_REGISTERS, INTERPRETER, SparseConfig, attend_config, share_count
 from backstamp_dsa.queries import flat_rows
 from backstamp_dsa.slots import Slots
 from backstamp_dsa.steps import SparseStep
 
-__all__ = ["LOG2_E", "PortableRows", "PortableSparse", "chip_of", "merge_two"]
+__all__ = [
+    "LOG2_E",
+    "PortableRows",
+    "PortableSparse",
+    "chip_of",
+    "hopper_kernel",
+    "merge_two",
+    "suits_hopper",
+]
 
 LOG2_E = 1.4426950408889634
 #: Multiprocessors assumed in the interpreter, where there are none: few, so that small tests split too.
@@ -43,6 +51,27 @@ def chip_of(request: BuildRequest) -> tuple[str, int]:
     return INTERPRETER, INTERPRETER_PROCESSORS
 
 
+def hopper_kernel(arch: str) -> triton.runtime.JITFunction | None:
+    """The kernel written for SM90, on that chip."""
+    if arch != "9.0":
+        return None
+    # Gluon is part of every Triton this plugin asks for, and of no use on other chips
+    from backstamp_dsa.hopper import attend_chosen
+
+    return attend_chosen
+
+
+def suits_hopper(q: Tensor, q_rope: Tensor | None, rows: Tensor, layer: LayerSpec) -> bool:
+    """Whether the SM90 kernel takes a call: two-byte numbers, a latent of 512 and 64, rows it can copy by 16 bytes."""
+    parts = (q, rows) if q_rope is None else (q, q_rope, rows)
+    return (
+        (layer.head_dim, layer.v_head_dim) == (576, 512)
+        and q.element_size() == 2
+        and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in parts)
+        and all(t.stride(1) % 16 == 0 for t in parts[:-1])
+    )
+
+
 class PortableSparse:
     """Sparse attention by our own kernels; calls of one object may follow one another on one stream."""
 
@@ -53,6 +82,7 @@ class PortableSparse:
         latent = max((layer.v_head_dim for layer in request.layers), default=512)
         self._shares = torch.empty(most * latent, dtype=torch.float32, device=request.device)
         self._share_lse = torch.empty(most, dtype=torch.float32, device=request.device)
+        self._hopper = hopper_kernel(self._arch)
 
     def attend(
         self,
@@ -69,14 +99,15 @@ class PortableSparse:
         """Attend `q [T, Hq, Dk]` over `rows [N, 1, Dk]` at `chosen`."""
         tokens, heads = out.shape[:2]
         latent = layer.v_head_dim
-        config = attend_config(self._arch, q.element_size(), heads)
+        hopper = self._hopper if suits_hopper(q, q_rope, rows, layer) else None
+        config = HOPPER if hopper else attend_config(self._arch, q.element_size(), heads)
         blocks = -(-heads // config.block_h)
         width = chosen.slots.shape[1]
         splits = share_count(tokens * blocks, self._processors, -(-width // config.block_n))
         shares, share_lse = (self._shares, self._share_lse) if splits > 1 else (None, None)
         rope_strides = (0, 0) if q_rope is None else (q_rope.stride(0), q_rope.stride(1))
         lse_strides = (0, 0) if lse is None else lse.stride()
-        attend_slots[(tokens, blocks, splits)](
+        given = (
             q,
             q_rope,
             rows,
@@ -97,15 +128,23 @@ class PortableSparse:
             out.stride(1),
             *lse_strides,
             layer.scale * LOG2_E,
-            HEADS=heads,
-            D0=latent,
-            D1=layer.head_dim - latent,
-            SPLIT=splits > 1,
-            BLOCK_H=config.block_h,
-            BLOCK_N=config.block_n,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
         )
+        if hopper:
+            hopper[(tokens * blocks, splits)](
+                *given, HEADS=heads, SPLIT=splits > 1, num_warps=config.num_warps, maxnreg=HOPPER_REGISTERS
+            )
+        else:
+            attend_slots[(tokens, blocks, splits)](
+                *given,
+                HEADS=heads,
+                D0=latent,
+                D1=layer.head_dim - latent,
+                SPLIT=splits > 1,
+                BLOCK_H=config.block_h,
+                BLOCK_N=config.block_n,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )
         if splits > 1:
             count = tokens * heads * splits
             part = self._shares[: count * latent].view(tokens, heads, splits, latent)
