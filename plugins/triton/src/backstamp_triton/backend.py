@@ -7,6 +7,8 @@ backend holds workspaces and per-layer constants, never the current batch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 from torch import Tensor
@@ -23,11 +25,16 @@ from backstamp_triton.steps import Step, new_step, refresh
 from backstamp_triton.tile import attend_tile
 from backstamp_triton.tile_launch import attend_tiles, merge_shares
 
+if TYPE_CHECKING:
+    from backstamp_triton.latent_launch import LatentKernel
+
 __all__ = ["TritonAttention", "build_attention", "build_mla"]
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 #: Rows (tokens times query heads) of shares the workspace holds for each multiprocessor: eight tiles of 16.
 SHARE_ROWS_PER_PROCESSOR = 128
+#: The chip of `latent_tile.py`: its copy engine and warpgroup products are those of SM90.
+LATENT_ARCH = "9.0"
 #: Multiprocessors assumed in the interpreter, where there are none.
 INTERPRETER_PROCESSORS = 8
 
@@ -51,7 +58,8 @@ def build_mla(request: BuildRequest) -> Built:
 
 
 class TritonAttention:
-    """All five phases over a paged cache (MHA: or ragged keys and values); Hopper has one more kernel for prefill.
+    """All five phases over a paged cache (MHA: or ragged keys and values); Hopper has kernels of its own for prefill and
+    for a latent cache.
 
     Steps may alternate, on one stream: split shares pass through one workspace.
     """
@@ -72,6 +80,7 @@ class TritonAttention:
         self._layers = {spec.layer_id: self._prepare(spec) for spec in request.layers}
         self._shares = torch.empty(numbers, dtype=torch.float32, device=device)
         self._share_lse = torch.empty(rows, dtype=torch.float32, device=device)
+        self._latent = self._latent_kernel()
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Nothing to allocate: steps refer to the batch's own tensors, the workspace has its final size."""
@@ -117,6 +126,10 @@ class TritonAttention:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return out
+        latent = self._latent
+        if latent is not None and kv is not None and latent.serves(q, q_rope, kv.k, known, state):
+            latent.attend(q, q_rope, kv.k, known, state, out, lse)
+            return out
         form: str = state.form
         if kv is not None:
             k, v = kv.k, kv.k if kv.v is None else kv.v
@@ -147,6 +160,15 @@ class TritonAttention:
 
     def _prepare(self, spec: LayerSpec) -> PreparedLayer:
         return prepare_layer(self._request, self._chip.arch, self._chip.itemsize, spec, self._chip.v_in_k)
+
+    def _latent_kernel(self) -> LatentKernel | None:
+        """The faster kernel for a latent cache, on the chip it is written for."""
+        if not self._chip.v_in_k or self._chip.arch != LATENT_ARCH or self._chip.itemsize != 2:
+            return None
+        # Gluon is part of every Triton this plugin asks for, and of no use on other chips
+        from backstamp_triton.latent_launch import LatentKernel
+
+        return LatentKernel(self._chip, self._shares, self._share_lse, self._compiles)
 
     def _find_chip(self, device: torch.device) -> tuple[str, int]:
         """The launch table's name of a device, and its multiprocessors."""
