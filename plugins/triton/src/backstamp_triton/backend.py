@@ -58,8 +58,8 @@ def build_mla(request: BuildRequest) -> Built:
 
 
 class TritonAttention:
-    """All five phases over a paged cache (MHA: or ragged keys and values); Hopper has kernels of its own for prefill and
-    for a latent cache.
+    """All five phases over a paged cache (MHA: or ragged keys and values); Hopper has kernels of its own, for
+    prefill and for a latent cache.
 
     Steps may alternate, on one stream: split shares pass through one workspace.
     """
