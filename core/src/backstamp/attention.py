@@ -80,8 +80,14 @@ class TreeMask:
     indptr: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class Batch:
+class _Remembered:
+    """What a built object may remember without keeping it alive; `weakref_slot` came with Python 3.11."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(_Remembered):
     """One KV group's share of one step; every tensor is the engine's own or an adapter buffer of fixed address.
 
     Token i of row b has position `kv_lens[b] - q_len_b + i`: `kv_lens` counts the readable tokens and this step's
@@ -125,8 +131,8 @@ class Batch:
     tree: TreeMask | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class PagedKV:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKV(_Remembered):
     """One layer's cache: views `[P, page_size, Hk, D]` with any strides but `stride(-1) == 1`.
 
     `v` None means the values lie inside `k` (MLA: `k[..., :v_head_dim]`). In layers of family csa both hold keys and
@@ -153,8 +159,8 @@ class RaggedKV:
     kv_indptr: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
-class LayerSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec(_Remembered):
     """What one attention layer is, as a kernel needs to know it.
 
     Attributes:
