@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 #: Scripts that check what no dense attention case can, a kernel each: sparse attention, and recurrences.
 OTHER_CHECKS = (
     *(("sparse_checks.py", kernel) for kernel in ("dsa", "dsv4", "flashmla")),
-    *(("linear_checks.py", kernel) for kernel in ("triton", "flashinfer", "torch_native")),
+    *(("linear_checks.py", kernel) for kernel in ("triton", "flashinfer", "flashkda", "torch_native")),
 )
 #: Seconds a kernel may take for all its cases, restarts included; a first compile of a large kernel takes minutes.
 KERNEL_SECONDS = 540

@@ -33,6 +33,7 @@ STEPS = (
     _step("16/32 heads, long", "prefill", (300, 212), has_state=(True, False), heads=(16, 32)),
     _step("as many value heads", "prefill", (65, 20), heads=(8, 8)),
     _step("head dim 64", "prefill", (65, 20), dims=(64, 64)),
+    _step("many rows", "prefill", (33, 0, 70, 5) * 6, has_state=(True, True, False, True) * 6, pads=(3,)),
     _step("state order kv", "prefill", RAGGED, has_state=STATES, order="kv"),
     _step("bf16 states", "prefill", (65, 20), state_dtype="bf16"),
     _step("fp16", "prefill", RAGGED, has_state=STATES, dtype="fp16"),
@@ -56,4 +57,15 @@ STEPS = (
     _step("state order kv", "verify", CHAIN, order="kv"),
     _step("CUDA graph", "verify", CHAIN, graph=True),
 )
-CASES = tuple(replace(case, family=family) for family in ("gdn", "kda") for case in STEPS)
+#: Kimi delta attention whose decay has a bound.
+BOUNDED = (
+    _step("bounded decay", "prefill", RAGGED, has_state=STATES),
+    _step("bounded decay, empty rows and pads", "prefill", (0, 64, 3, 65, 0), pads=(2, 4), pad_tokens=5),
+    _step("bounded decay, as many value heads", "prefill", (300, 212), heads=(8, 8)),
+    _step("bounded decay", "decode", (1,) * 6, pads=(0, 3)),
+    _step("bounded decay", "verify", CHAIN, pads=(1,)),
+)
+CASES = (
+    *(replace(case, family=family) for family in ("gdn", "kda") for case in STEPS),
+    *(replace(case, family="kda", lower_bound=-5.0) for case in BOUNDED),
+)

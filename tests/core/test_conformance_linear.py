@@ -18,8 +18,8 @@ from backstamp.testing.conformance.linear_row_cases import linear_cases_of, ways
 from backstamp.testing.conformance.linear_solo import LinearSolo
 from backstamp.testing.conformance.subject import Job, Skipped, Subject, subjects_of
 from backstamp_cpu.linear import TorchNativeLinear
-from backstamp_cpu.plugin import NATIVE_GDN
-from backstamp_linear_attn.plugin import FLASHINFER_ROWS, ROWS_GDN
+from backstamp_cpu.plugin import NATIVE_GDN, NATIVE_KDA
+from backstamp_linear_attn.plugin import FLASHINFER_ROWS, FLASHKDA, ROWS_GDN
 from backstamp_linear_attn.rows import TritonRows
 
 REAL_PLAN, REAL_FORWARD = TorchNativeLinear.plan, TorchNativeLinear.forward
@@ -47,7 +47,7 @@ def run(ending: str, *offers) -> str:
 def test_every_case_of_the_reference_kernel_is_right() -> None:
     """Both families; its rows capture no graphs, so that nothing is skipped."""
     jobs = list(linear_numeric_jobs(native()))
-    assert len({job.name for job in jobs}) == len(jobs) == 140
+    assert len({job.name for job in jobs}) == len(jobs) == 146
     assert [(job.name, told) for job in jobs if (told := job.run())] == []
 
 
@@ -302,6 +302,27 @@ def test_a_tree_that_is_not_declared_has_to_be_refused(monkeypatch) -> None:
     assert run("verify, a tree, which the row does not declare", chains) == ""
     replan(monkeypatch, lambda batch: replace(batch, parents=None))
     assert "has to be refused" in run("verify, a tree, which the row does not declare", chains)
+
+
+def test_a_bounded_decay_that_is_not_declared_has_to_be_refused(monkeypatch) -> None:
+    """Computed as an unbounded one it is wrong without a word; a row that declares it has to serve it."""
+    plain = replace(NATIVE_KDA, features=frozenset())
+    assert run("prefill, a bounded decay, which the row does not declare", plain) == ""
+    assert run("prefill, a bounded decay", NATIVE_KDA) == ""
+
+    def forward(self, q, k, v, gates, layer, state, *, pool, slots, out=None):
+        unbounded = replace(gates, lower_bound=None)
+        return REAL_FORWARD(self, q, k, v, unbounded, layer, state, pool=pool, slots=slots, out=out)
+
+    monkeypatch.setattr(TorchNativeLinear, "forward", forward)
+    assert "has to be refused" in run("prefill, a bounded decay, which the row does not declare", plain)
+    assert run("prefill, a bounded decay", NATIVE_KDA) != ""
+
+
+def test_a_row_for_bounded_decays_alone_is_met_with_no_other() -> None:
+    """Its kernels have no form for one without a bound."""
+    assert {case.lower_bound for case in linear_cases_of(FLASHKDA)} == {-5.0}
+    assert {case.lower_bound for case in linear_cases_of(NATIVE_KDA)} == {None, -5.0}
 
 
 def test_every_declared_value_is_met() -> None:

@@ -180,6 +180,9 @@ CALLS = [
     pytest.param(gates(MADE, b=MADE.gates.b.long()), "gates.b: [5, 4], fp16, bf16 or fp32", id="b"),
     pytest.param(gates(MADE, A_log=torch.zeros(2)), "gates.A_log: [4]", id="a-log"),
     pytest.param(gates(MADE, dt_bias=torch.zeros(4, 16)), "gates.dt_bias: [4]", id="bias-of-kda"),
+    pytest.param(
+        gates(MADE, lower_bound=-5.0), "gates.lower_bound: None: the row declares no bounded_gates", id="bound"
+    ),
     pytest.param(gates(COMPUTED, g=COMPUTED.gates.g[..., None].expand(5, 4, 16)), "gates.g: [5, 4]", id="g-of-kda"),
     pytest.param(gates(COMPUTED, beta=COMPUTED.gates.beta[:3]), "gates.beta: [5, 4]", id="beta"),
     pytest.param(states(SSM, "kv"), "pool.order: 'vk', as built", id="order"),
@@ -216,15 +219,25 @@ def test_what_fits_passes() -> None:
     call(COMPUTED)
     kda = make_linear_step([3, 2], family="kda")
     offer = replace(OFFER, family="kda")
-    for made in (kda, gates(kda, dt_bias=kda.gates.dt_bias.flatten())):
+    offer = replace(offer, features=offer.features | {"bounded_gates"})
+    for made in (kda, gates(kda, dt_bias=kda.gates.dt_bias.flatten()), gates(kda, lower_bound=-5.0)):
         named = {"pool": made.pool, "slots": made.batch.slots}
         check_linear_call(request(made, offer), made.q, made.k, made.v, made.gates, made.layer, made.batch, **named)
     q, k = torch.cat([MADE.q, MADE.k], 1).split(2, 1)
     call(replace(MADE, q=q, k=k))
 
 
+def test_a_bound_of_nothing_is_refused() -> None:
+    """The decay of a bound of zero would be none."""
+    made = gates(make_linear_step([3, 2], family="kda"), lower_bound=0.0)
+    offer = replace(OFFER, family="kda", features=OFFER.features | {"bounded_gates"})
+    named = {"pool": made.pool, "slots": made.batch.slots}
+    with pytest.raises(UnsupportedBatch, match=r"gates\.lower_bound: a number below 0, got 0\.0"):
+        check_linear_call(request(made, offer), made.q, made.k, made.v, made.gates, made.layer, made.batch, **named)
+
+
 def test_gates_have_the_fields_the_contract_names() -> None:
     """A field that is added must be held too."""
-    assert [field.name for field in fields(RawGates)] == ["a", "b", "A_log", "dt_bias"]
+    assert [field.name for field in fields(RawGates)] == ["a", "b", "A_log", "dt_bias", "lower_bound"]
     assert [field.name for field in fields(ComputedGates)] == ["g", "beta"]
     assert SMALL_LINEAR_LAYER.head_dim != SMALL_LINEAR_LAYER.v_head_dim

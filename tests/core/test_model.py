@@ -9,6 +9,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
+from backstamp.errors import BadModel
 from backstamp.model import LayerFacts, ModelFacts, default_model, group_layers, model_from_config
 from tests.models import FOLDER, config
 
@@ -179,6 +180,28 @@ def test_kimi_linear_lists_count_layers_from_one() -> None:
     }
     gone = ("layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
     assert changed("kda", *gone, linear_attn_config=nested).layers == model_from_config(config("kda")).layers
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_the_bound_of_a_kimi_decay_is_a_fact_of_the_layer(nested: bool) -> None:
+    """Kimi K3 has `gate_lower_bound` in its `linear_attn_config`, GLM 5 Next `linear_lower_bound` beside its heads."""
+    full = [4, 8, 12, 16, 20, 24, 27]
+    part = {"full_attn_layers": full, "kda_layers": [at for at in range(1, 28) if at not in full], "head_dim": 128}
+    part |= {"num_heads": 32, "short_conv_kernel_size": 4}
+
+    def bounds(value: object) -> set[float | None]:
+        if nested:
+            gone = ("layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+            model = changed("kda", *gone, linear_attn_config={**part, "gate_lower_bound": value})
+        else:
+            model = changed("kda", linear_lower_bound=value)
+        return {group.facts.gate_lower_bound for group in model.groups if group.facts.family == "kda"}
+
+    assert bounds(-5) == {-5.0}
+    assert bounds(None) == {None}
+    for wrong in (0, 5.0, True, "low", float("nan")):
+        with pytest.raises(BadModel, match="lower_bound"):
+            bounds(wrong)
 
 
 def test_a_window_that_is_switched_off_is_no_window() -> None:

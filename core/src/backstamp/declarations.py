@@ -80,6 +80,7 @@ FEATURES: Final[frozenset[str]] = frozenset(
         "indices",  # reads a per-token selection of keys
         "backward",  # has gradients
         "tracked_states",  # a linear kernel that also writes the states in between
+        "bounded_gates",  # Kimi delta attention whose decay has a lower bound
     }
 )
 #: What can hold of a launch; `needs`, `excludes` and `graph_under` name these, features, or "kv_" and a KV dtype, and

@@ -227,6 +227,11 @@ def _gate_faults(
             ("gates.A_log", gates.A_log, heads),
             ("gates.dt_bias", gates.dt_bias, bias),
         )
+        bound = gates.lower_bound
+        if bound is not None and "bounded_gates" not in request.offer.features:
+            yield "gates.lower_bound", "None: the row declares no bounded_gates", str(bound)
+        elif bound is not None and bound >= 0:
+            yield "gates.lower_bound", "a number below 0", str(bound)
     for field, tensor, shape in wanted:
         if tuple(tensor.shape) != shape or dtype_name(tensor) not in _FLOATS:
             yield field, f"{list(shape)}, fp16, bf16 or fp32", f"{list(tensor.shape)} {dtype_name(tensor)}"

@@ -42,12 +42,19 @@ class RawGates:
 
     Gated delta net: `a`, `b [T, HV]`, `A_log`, `dt_bias [HV]`. Kimi delta attention, whose key channels decay each by
     their own: `a [T, HV, K]`, `b [T, HV]`, `A_log [HV]`, `dt_bias [HV, K]` or `[HV * K]`.
+
+    Attributes:
+        lower_bound: of models whose decay is bounded (Kimi K3), a negative number of log space: then
+            `g = lower_bound * sigmoid(exp(A_log) * (a + dt_bias))`. None elsewhere, and in every gated delta net.
+
+    Source of the bound: fla-core 0.6.0 ops/kda/gate.py; SGLang 0.5.23 models/kimi_k3.py, `gate_lower_bound`.
     """
 
     a: Tensor
     b: Tensor
     A_log: Tensor
     dt_bias: Tensor
+    lower_bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ __all__ = ["computed_gates"]
 
 
 def computed_gates(gates: RawGates | ComputedGates) -> ComputedGates:
-    """`g = -exp(A_log) * softplus(a + dt_bias)` and `beta = sigmoid(b)`, fp32; computed ones as they are, in fp32."""
+    """The gates as `RawGates` defines them, in fp32; computed ones as they are, in fp32."""
     if isinstance(gates, ComputedGates):
         return ComputedGates(g=gates.g.float(), beta=gates.beta.float())
     decay = gates.A_log.float().exp()
@@ -27,7 +27,10 @@ def computed_gates(gates: RawGates | ComputedGates) -> ComputedGates:
     if raw.dim() == 3:
         # Kimi delta attention: a channel of a head has a decay of its own
         decay, bias = decay[:, None], bias.view(raw.shape[1:])
-    return ComputedGates(g=-decay * _softplus(raw + bias), beta=gates.b.float().sigmoid())
+    beta = gates.b.float().sigmoid()
+    if gates.lower_bound is not None:
+        return ComputedGates(g=gates.lower_bound * (decay * (raw + bias)).sigmoid(), beta=beta)
+    return ComputedGates(g=-decay * _softplus(raw + bias), beta=beta)
 
 
 def _softplus(x: Tensor) -> Tensor:

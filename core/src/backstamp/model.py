@@ -66,6 +66,7 @@ class LayerFacts:
             unrotated, in models without positions (Kimi Linear) too.
         ragged_dims: (qk, v) head dims of MLA before absorption, the form prefill may run; None elsewhere.
         conv_kernel: taps of a linear mixer's convolution, 0 without one.
+        gate_lower_bound: of Kimi delta attention with a bounded decay, in log space; None without a bound.
         component: "main", "cross_attention" (layers of the main model's numbering), "vision" or "audio".
     """
 
@@ -88,6 +89,7 @@ class LayerFacts:
     qk_rope_head_dim: int = 0
     ragged_dims: tuple[int, int] | None = None
     conv_kernel: int = 0
+    gate_lower_bound: float | None = None
     component: str = "main"
 
     def describe(self) -> str:
@@ -106,6 +108,8 @@ class LayerFacts:
             parts.append(f"top {self.index_topk}")
         if self.compress_rate:
             parts.append(f"1/{self.compress_rate}")
+        if self.gate_lower_bound is not None:
+            parts.append(f"gates from {self.gate_lower_bound:g}")
         if self.attn_type != "decoder":
             parts.append(self.attn_type)
         elif not self.causal:

@@ -102,6 +102,15 @@ class Fields:
             raise self.bad(name, "a finite number >= 0", repr(value))
         return float(value)
 
+    def below_zero(self, name: str) -> float | None:
+        """A finite number < 0, or None where unset."""
+        value = self.data.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value >= 0:
+            raise self.bad(name, "a finite number < 0", repr(value))
+        return float(value)
+
     def flag(self, name: str) -> bool | None:
         """True, false, or None where unset."""
         value = self.data.get(name)

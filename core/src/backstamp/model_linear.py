@@ -68,16 +68,25 @@ def _gated_delta(fields: Fields) -> LayerFacts:
 
 
 def _kimi_delta(fields: Fields, *, nested: bool) -> LayerFacts:
-    """Kimi delta attention: keys and values have the same heads and dims. Source: KimiLinearConfig, both its forms."""
+    """Kimi delta attention: keys and values have the same heads and dims.
+
+    Source: KimiLinearConfig, both its forms; SGLang 0.5.23 models/kimi_k3.py (`gate_lower_bound`); Glm5NextConfig.
+    """
     part = fields.part("linear_attn_config") if nested else None
     if part is not None:
         heads, dim = part.whole("num_heads"), part.whole("head_dim")
-        taps = part.whole("short_conv_kernel_size")
+        taps, bound = part.whole("short_conv_kernel_size"), part.below_zero("gate_lower_bound")
     else:
         heads, dim = fields.whole("linear_num_heads"), fields.whole("linear_head_dim")
-        taps = fields.whole("linear_conv_kernel_dim")
+        taps, bound = fields.whole("linear_conv_kernel_dim"), fields.below_zero("linear_lower_bound")
     return LayerFacts(
-        family="kda", num_qo_heads=heads, num_kv_heads=heads, head_dim=dim, v_head_dim=dim, conv_kernel=taps
+        family="kda",
+        num_qo_heads=heads,
+        num_kv_heads=heads,
+        head_dim=dim,
+        v_head_dim=dim,
+        conv_kernel=taps,
+        gate_lower_bound=bound,
     )
 
 

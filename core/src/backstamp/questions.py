@@ -165,6 +165,8 @@ def _layer_features(facts: LayerFacts) -> frozenset[str]:
         features.append("softcap")
     if facts.sinks is not None:
         features.append("sinks")
+    if facts.gate_lower_bound is not None:
+        features.append("bounded_gates")
     if facts.attn_type != "decoder":
         # that its tokens see all of the keys goes without saying
         features.append(facts.attn_type)

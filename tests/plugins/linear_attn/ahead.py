@@ -13,14 +13,16 @@ from dataclasses import dataclass
 __all__ = ["Job", "compile_job"]
 
 POINTERS = {
-    "rate_ptr": "*fp32", "bias_ptr": "*fp32", "packed_ptr": "*fp32", "qo_indptr": "*i32", "slots_ptr": "*i32",
-    "table_ptr": "*i32", "accepted_ptr": "*i32", "parents_ptr": "*i32", "has_state_ptr": "*u8",
+    "rate_ptr": "*fp32", "bias_ptr": "*fp32", "packed_ptr": "*fp32", "decay_ptr": "*fp32", "beta_ptr": "*fp32",
+    "qo_indptr": "*i32", "ends_ptr": "*i32", "slots_ptr": "*i32", "table_ptr": "*i32", "accepted_ptr": "*i32",
+    "parents_ptr": "*i32", "has_state_ptr": "*u8",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel for one chip; `form` is `advance_rows`'s, or "load" or "store" of the states around a prefill."""
+    """One kernel for one chip; `form` is `advance_rows`'s, or "load" or "store" of the states around a prefill, or
+    "prepare" of the tokens before one."""
 
     arch: str
     dtype: str = "bf16"
@@ -31,9 +33,16 @@ class Job:
     raw: bool = True
     tree: bool = False
     state: str = "fp32"
+    bounded: bool = False
+    many: bool = False
 
     def __str__(self) -> str:
-        words = ["raw" if self.raw else "computed", *(["tree"] if self.tree else [])]
+        words = [
+            "raw" if self.raw else "computed",
+            *(["tree"] if self.tree else []),
+            *(["bounded"] if self.bounded else []),
+        ]
+        words += ["many"] if self.many else []
         return "-".join((self.arch, self.dtype, self.form, self.family, "x".join(map(str, self.dims)), *words))
 
 
@@ -43,19 +52,31 @@ def compile_job(job: Job) -> dict[str, object]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from backstamp_linear_attn import recurrence, rows, states
+    from backstamp_linear_attn import prepare, recurrence, rows, states
 
     key, value = job.dims
+    warps = 4
     if job.form in ("load", "store"):
         kernel = states._load if job.form == "load" else states._store
         constants = {"HEADS": 32, "SIZE": key * value, "WIDTH": key, "BLOCK": states._BLOCK}
         present = set(kernel.arg_names)
-    else:
-        kernel = recurrence.advance_rows
+    elif job.form == "prepare":
+        kernel = prepare._prepare
         constants = {
-            "HEADS": 32, "SHARED": 2, "K": key, "V": value, "BLOCK_K": triton.next_power_of_2(key),
-            "BLOCK_V": min(rows._BLOCK_V, triton.next_power_of_2(value)), "V_FIRST": job.order == "vk",
-            "CHANNELS": job.family == "kda", "RAW": job.raw, "FORM": job.form, "TREE": job.tree,
+            "HEADS": 16, "VALUE_HEADS": 32, "K": key, "V": value, "EACH": prepare._HEADS, "GATES": 2 * prepare._HEADS,
+            "BLOCK_K": triton.next_power_of_2(key), "BLOCK_V": triton.next_power_of_2(value),
+            "BLOCK_GATES": 2 * prepare._HEADS, "RAW": job.raw,
+        }  # fmt: skip
+        present = {name for name in kernel.arg_names if name.endswith("_ptr")}
+        present -= set() if job.raw else {"rate_ptr", "bias_ptr"}
+    else:
+        warps = 1
+        kernel = recurrence.advance_rows
+        block_k, block_v = rows.blocks_of(key, value)
+        constants = {
+            "HEADS": 32, "SHARED": 2, "K": key, "V": value, "BLOCK_K": block_k, "BLOCK_V": block_v,
+            "V_FIRST": job.order == "vk", "CHANNELS": job.family == "kda", "RAW": job.raw, "BOUNDED": job.bounded,
+            "FORM": job.form, "TREE": job.tree, "MANY": job.many,
         }  # fmt: skip
         present = {"q_ptr", "k_ptr", "v_ptr", "a_ptr", "b_ptr", "out_ptr", "pool_ptr", "qo_indptr", "slots_ptr"}
         present |= {"rate_ptr", "bias_ptr"} if job.raw else set()
@@ -74,14 +95,14 @@ def compile_job(job: Job) -> dict[str, object]:
             states_of = job.state if name in ("pool_ptr", "kept_ptr") else job.dtype
             signature[name] = POINTERS.get(name, f"*{states_of}")
         else:
-            signature[name] = "fp32" if name == "scale" else "i32"
+            signature[name] = "fp32" if name in ("scale", "bound") else "i32"
         # what the launcher finds out by itself: addresses and strides are multiples of 16
         if signature[name].startswith("*") or "stride" in name:
             attributes[(at,)] = [["tt.divisibility", 16]]
     amd = job.arch.startswith("gfx")
     target = GPUTarget("hip", job.arch, 64) if amd else GPUTarget("cuda", int(job.arch.replace(".", "")), 32)
     source = ASTSource(kernel, signature, fixed, attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": 4})
+    compiled = triton.compile(source, target=target, options={"num_warps": warps})
     sizes = {kind: len(code) for kind, code in compiled.asm.items() if kind in {"cubin", "hsaco"}}
     return {"code": sizes, "shared_bytes": compiled.metadata.shared}
 

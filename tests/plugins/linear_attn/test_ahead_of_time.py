@@ -22,10 +22,14 @@ DIMS = ((128, 128), (64, 64), (256, 256), (96, 192), (64, 128))
 #: Each form of a step, with what it may have beside.
 VARIANTS = (
     {"form": "slots", "family": "gdn"},
+    {"form": "slots", "family": "gdn", "many": True},
     {"form": "slot_table", "family": "kda", "order": "kv"},
     {"form": "intermediate", "family": "gdn", "tree": True, "raw": False},
     {"form": "intermediate", "family": "kda", "tree": True, "order": "kv"},
     {"form": "slots", "family": "kda", "raw": False, "state": "bf16"},
+    {"form": "slots", "family": "kda", "bounded": True},
+    {"form": "prepare"},
+    {"form": "prepare", "raw": False},
     {"form": "load", "state": "bf16"},
     {"form": "store", "state": "fp16"},
 )

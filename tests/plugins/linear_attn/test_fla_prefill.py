@@ -151,25 +151,56 @@ def test_a_build_it_does_not_declare_is_refused(changes, field):
     assert caught.value.needed.startswith(field)
 
 
-@pytest.mark.parametrize(("family", "package"), [("gdn", "flash_qla"), ("kda", "flash_kda")])
-def test_a_package_that_would_run_in_its_place_is_refused(family, package, tmp_path, monkeypatch):
+def test_a_package_that_would_run_in_its_place_is_refused(tmp_path, monkeypatch):
     """The stamp would say `triton` of another library's kernel."""
-    (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text("", "utf-8")
+    (tmp_path / "flash_qla").mkdir()
+    (tmp_path / "flash_qla" / "__init__.py").write_text("", "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    request = request_for(OFFERS[family], step("prefill", PREFILL["ragged"], family=family, **FP16), **BUILT)
-    with pytest.raises(UnsupportedBatch, match=f"{package}, which fla-core would run in their place"):
+    request = request_for(OFFERS["gdn"], step("prefill", PREFILL["ragged"], **FP16), **BUILT)
+    with pytest.raises(UnsupportedBatch, match="flash_qla, which fla-core would run in their place"):
         build_fla_prefill(request)
-    monkeypatch.setenv(f"FLA_{package.upper()}", "0")
+    monkeypatch.setenv("FLA_FLASH_QLA", "0")
     assert build_fla_prefill(request).kernel == "triton"
-    monkeypatch.delenv(f"FLA_{package.upper()}")
+    monkeypatch.delenv("FLA_FLASH_QLA")
     monkeypatch.setenv("FLA_DISABLE_BACKEND_DISPATCH", "1")
     assert build_fla_prefill(request).kernel == "triton"
 
 
+@pytest.mark.parametrize("bound", [None, -5.0, -7.5])
+def test_kimi_delta_attention_is_never_handed_to_another_package(bound, library):
+    """fla-core hands a call to FlashKDA where the library may compute beta; here it never may."""
+    made = step("prefill", PREFILL["ragged"], family="kda", lower_bound=bound, **FP16)
+    wanted = reference(made)
+    assert compare(made, run(build_fla_prefill, OFFERS["kda"], made, **BUILT), wanted) < 1e-3
+    (called,) = library.called(behave.CHUNK_KDA)
+    assert called["beta"].dtype == torch.float32
+    assert "use_beta_sigmoid_in_kernel" not in called
+    assert called.get("lower_bound") == bound
+    assert called.get("safe_gate", False) is (bound == -5.0)
+
+
+@pytest.mark.parametrize("family", ["gdn", "kda"])
+def test_raw_gates_reach_the_library_as_they_are(family, library):
+    """Written out in fp32, those of Kimi delta attention would cost more than the recurrence."""
+    made = step("prefill", PREFILL["ragged"], family=family, **FP16)
+    run(build_fla_prefill, OFFERS[family], made, **BUILT)
+    (called,) = library.called(behave.CHUNK_KDA if family == "kda" else behave.CHUNK_GDN)
+    assert {**called, **called["kwargs"]}["use_gate_in_kernel"] is True
+    assert called["g"].data_ptr() == made.gates.a.data_ptr()
+
+
+def test_an_output_nobody_gave_is_the_librarys_own(library):
+    """A copy of it would be read and written once more."""
+    made = step("prefill", PREFILL["ragged"], **FP16)
+    given = []
+    library.on(behave.CHUNK_GDN, lambda **of: given.append(behave.fla_chunk(**of)) or given[0])
+    out = run(build_fla_prefill, OFFERS["gdn"], made, **BUILT)
+    assert out.data_ptr() == given[0][0].data_ptr()
+
+
 def test_every_kernel_of_a_call_compiles_inside_its_announcement(monkeypatch):
     """Those that carry states in and out are compiled on first use as the library's are."""
-    module, seen = import_module("backstamp_linear_attn.fla_prefill"), []
+    module, notice, seen = import_module("backstamp_linear_attn.fla_prefill"), import_module("backstamp.jit_notice"), []
 
     @contextmanager
     def compiling(kernel, what):
@@ -183,6 +214,6 @@ def test_every_kernel_of_a_call_compiles_inside_its_announcement(monkeypatch):
 
     for name in ("load_states", "store_states"):
         monkeypatch.setattr(module, name, noted(name))
-    monkeypatch.setattr(module, "compiling", compiling)
+    monkeypatch.setattr(notice, "compiling", compiling)
     run(build_fla_prefill, OFFERS["gdn"], step("prefill", PREFILL["ragged"], **FP16), **BUILT)
     assert seen == ["triton: gdn prefill fp16 d16/32", "load_states", "store_states", "done"]

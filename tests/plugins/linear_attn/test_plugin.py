@@ -30,6 +30,7 @@ OFFERS = backstamp_offers()
 IDS = [f"{of.kernel}-{of.family}-{of.device}-{'-'.join(sorted(of.phases))}-{at}" for at, of in enumerate(OFFERS)]
 GDN = model_with((3, GATED), (1, DENSE))
 KDA = model_with((3, replace(GATED, family="kda")), (1, DENSE))
+BOUNDED = model_with((3, replace(GATED, family="kda", gate_lower_bound=-5.0)), (1, DENSE))
 
 
 def plan_for(host: str | HostFacts, model=GDN, **asked: str) -> Plan:
@@ -64,6 +65,7 @@ def test_the_factory_is_there_and_answers_the_declared_name(offer, monkeypatch):
     """Construction compares the built name with the declared one."""
     behave.fla_core(monkeypatch)
     behave.flashinfer(monkeypatch)
+    behave.flashkda(monkeypatch)
     module, name = offer.factory.split(":")
     made = make_linear_step([1], phase="decode", family=offer.family, layer=linear_layer(2, 4, 128, 128))
     dtype = sorted(offer.dtypes)[0]
@@ -74,7 +76,7 @@ def test_the_factory_is_there_and_answers_the_declared_name(offer, monkeypatch):
 
 def test_fla_core_is_one_row_of_triton_and_never_a_kernel_of_its_own():
     """What a library is called is no kernel: the stamp says `triton`, its library says fla-core."""
-    assert {offer.kernel for offer in OFFERS} == {"triton", "flashinfer"}
+    assert {offer.kernel for offer in OFFERS} == {"triton", "flashinfer", "flashkda"}
     of_fla = [offer for offer in OFFERS if any(text.startswith("fla-core") for text in offer.requires)]
     assert {(offer.kernel, tuple(offer.phases)) for offer in of_fla} == {("triton", ("prefill",))}
 
@@ -96,6 +98,9 @@ CHOICES = [
     pytest.param("mi300x", GDN, TRITON, id="gdn-mi300x"),
     pytest.param("h200", KDA, TRITON, id="kda-h200"),
     pytest.param("b200", KDA, TRITON, id="kda-b200"),
+    pytest.param("h200", BOUNDED, TRITON | {"prefill": "flashkda"}, id="bounded-kda-h200"),
+    pytest.param("b200", BOUNDED, TRITON, id="bounded-kda-b200"),
+    pytest.param("mi300x", BOUNDED, TRITON, id="bounded-kda-mi300x"),
     pytest.param("epyc", GDN, dict.fromkeys(TRITON, "torch_native"), id="gdn-epyc"),
 ]
 
@@ -135,6 +140,34 @@ def test_without_cutlass_dsl_flashinfers_rows_are_refused_for_what_is_missing():
     assert linear_kernels(plan_for(host))["prefill"] == "triton"
     with pytest.raises(BackstampError, match="nvidia-cutlass-dsl"):
         plan_for(host, linear_attn_prefill_backend="flashinfer")
+
+
+def test_flashkda_is_refused_where_the_decay_has_no_bound():
+    """Its kernels have no form for it, and nothing falls back."""
+    with pytest.raises(BackstampError, match="bounded_gates"):
+        plan_for("h200", KDA, linear_attn_prefill_backend="flashkda")
+    assert linear_kernels(plan_for("h200", BOUNDED, linear_attn_prefill_backend="flashkda"))["prefill"] == "flashkda"
+
+
+BUILDS = [
+    pytest.param("0.0.1.post20260729", "2.11.0", True, id="old-wheel-torch-2.11"),
+    pytest.param("0.0.1.post20260901", "2.13.0", True, id="new-wheel-torch-2.13"),
+    pytest.param("0.0.1.post20260901", "2.11.0", False, id="new-wheel-torch-2.11"),
+    pytest.param("0.0.1.post20260729", "2.13.0", False, id="old-wheel-torch-2.13"),
+]
+
+
+@pytest.mark.parametrize(("wheel", "torch_version", "fits"), BUILDS)
+def test_a_wheel_built_for_another_torch_is_refused(wheel, torch_version, fits):
+    """It loads, and takes every tensor for one on the CPU: tokenspeed-flashkda 0.0.1.post20260901 beside torch 2.11."""
+    installed = (("torch", torch_version), ("triton", "3.6.0"), ("tokenspeed-flashkda", wheel))
+    host = replace(described_host("h200"), libraries=installed)
+    asked = {"linear_attn_prefill_backend": "flashkda"}
+    if fits:
+        assert linear_kernels(plan_for(host, BOUNDED, **asked))["prefill"] == "flashkda"
+        return
+    with pytest.raises(BackstampError, match=r"tokenspeed-flashkda|torch"):
+        plan_for(host, BOUNDED, **asked)
 
 
 def test_without_fla_core_triton_still_decodes():

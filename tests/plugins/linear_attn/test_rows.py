@@ -159,6 +159,44 @@ def test_strides_of_a_single_row_say_nothing():
     assert backend.plan(replace(made.batch, slot_table=alike), state=recorded) is recorded
 
 
+@pytest.mark.parametrize("order", ["vk", "kv"])
+@pytest.mark.parametrize(("phase", "of"), [("decode", DECODE["pads"]), ("verify", RAGGED_VERIFY["tree"])])
+def test_a_bounded_decay_equals_the_recurrence(phase, of, order):
+    """Of Kimi delta attention; a gated delta net has none."""
+    made = step(phase, of, family="kda", order=order, lower_bound=-5.0)
+    wanted = reference(made)
+    assert compare(made, run(build_triton_rows, OFFERS["kda"], made, phases=PHASES), wanted) < 3e-6
+    with pytest.raises(UnsupportedBatch, match=r"gates\.lower_bound: None"):
+        run(build_triton_rows, OFFERS["gdn"], step(phase, of, lower_bound=-5.0), phases=PHASES)
+
+
+@pytest.mark.parametrize("known", ["longest", "offsets", "nothing"])
+@pytest.mark.parametrize("family", ["gdn", "kda"])
+def test_rows_of_decode_may_have_more_than_one_token(family, known):
+    """Whatever the host knows of them."""
+    made = step("decode", {"q_lens": [1, 3, 0, 2], "pads": [3]}, family=family)
+    batch = made.batch
+    if known != "longest":
+        batch = replace(batch, max_q_len=None, qo_indptr_host=batch.qo_indptr_host if known == "offsets" else None)
+    made = replace(made, batch=batch)
+    wanted = reference(made)
+    assert compare(made, run(build_triton_rows, OFFERS[family], made, phases=PHASES), wanted) < 3e-6
+
+
+@pytest.mark.parametrize("known", ["longest", "offsets"])
+def test_a_step_recorded_for_a_token_a_row_takes_no_longer_rows(known):
+    """Its launch advances each row by one; nothing is copied."""
+    one, two = step("decode", {"q_lens": [1, 1, 1]}), step("decode", {"q_lens": [2, 1, 0]}, seed=3)
+    if known == "offsets":
+        one, two = (replace(of, batch=replace(of.batch, max_q_len=None)) for of in (one, two))
+    backend = build_triton_rows(request_for(OFFERS["gdn"], one, phases=PHASES)).backend
+    recorded = backend.plan(one.batch, capture=True)
+    before = one.batch.qo_indptr.clone()
+    with pytest.raises(UnsupportedBatch, match="max_q_len: 1, as the recorded step has it"):
+        backend.plan(two.batch, state=recorded)
+    assert torch.equal(one.batch.qo_indptr, before)
+
+
 def test_no_tokens_return_at_once():
     """Nothing to launch."""
     made = step("decode", {"q_lens": []})

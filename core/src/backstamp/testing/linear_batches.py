@@ -71,6 +71,7 @@ def make_linear_step(
     parents: Sequence[Sequence[int]] | None = None,
     num_accepted: Sequence[int] | None = None,
     raw_gates: bool = True,
+    lower_bound: float | None = None,
     dtype: torch.dtype = torch.float32,
     state_dtype: torch.dtype = torch.float32,
     pad_tokens: int = 0,
@@ -80,7 +81,7 @@ def make_linear_step(
 ) -> MadeLinearStep:
     """Build a step of `len(q_lens)` rows; rows named in `pads` have slot -1, `pad_tokens` belong to no row.
 
-    `form`, `parents` and `num_accepted` are read in verify only.
+    `form`, `parents` and `num_accepted` are read in verify only. With `lower_bound`, the decay is bounded by it.
     """
     generator = torch.Generator().manual_seed(seed)
     rows, total = len(q_lens), sum(q_lens) + pad_tokens
@@ -108,9 +109,9 @@ def make_linear_step(
     for slot in read:
         if slot >= 0:
             ssm[slot] = random(layer.num_kv_heads, *_inner(layer, order))
-    gates: RawGates | ComputedGates = _raw_gates(family, layer, total, dtype, random)
-    if not raw_gates:
-        gates = computed_gates(gates)
+    raw = _raw_gates(family, layer, total, dtype, random)
+    raw = replace(raw, lower_bound=lower_bound)
+    gates: RawGates | ComputedGates = raw if raw_gates else computed_gates(raw)
     offsets = torch.tensor([0, *torch.tensor(list(q_lens), dtype=torch.int32).cumsum(0).tolist()], dtype=torch.int32)
     batch = LinearBatch(
         phase=phase,
@@ -159,4 +160,4 @@ def _on(gates: RawGates | ComputedGates, device: str) -> RawGates | ComputedGate
     if isinstance(gates, ComputedGates):
         return ComputedGates(g=gates.g.to(device), beta=gates.beta.to(device))
     a, b, rate, bias = (tensor.to(device) for tensor in (gates.a, gates.b, gates.A_log, gates.dt_bias))
-    return RawGates(a=a, b=b, A_log=rate, dt_bias=bias)
+    return replace(gates, a=a, b=b, A_log=rate, dt_bias=bias)

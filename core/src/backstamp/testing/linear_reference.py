@@ -95,7 +95,10 @@ def _gates(gates: RawGates | ComputedGates) -> tuple[Tensor, Tensor]:
         return gates.g.double(), gates.beta.double()
     raw = gates.a.double() + gates.dt_bias.double().reshape(gates.a.shape[1:])
     rate = gates.A_log.double().exp().reshape(-1, *[1] * (raw.dim() - 2))
-    return -rate * torch.nn.functional.softplus(raw), gates.b.double().sigmoid()
+    decay = -rate * torch.nn.functional.softplus(raw)
+    if gates.lower_bound is not None:
+        decay = gates.lower_bound * (rate * raw).sigmoid()
+    return decay, gates.b.double().sigmoid()
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ NATIVE_GDN = Offer(
     priority=10,
     requires=("torch>=2.11",),
 )
-NATIVE_KDA = replace(NATIVE_GDN, family="kda")
+NATIVE_KDA = replace(NATIVE_GDN, family="kda", features=NATIVE_GDN.features | {"bounded_gates"})
 
 FLEX_CPU = replace(
     NATIVE,

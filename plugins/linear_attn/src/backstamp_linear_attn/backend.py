@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from backstamp.factories import BuildRequest, Built
 
-__all__ = ["build_fla_prefill", "build_flashinfer_prefill", "build_flashinfer_rows", "build_triton_rows"]
+__all__ = [
+    "build_fla_prefill",
+    "build_flashinfer_prefill",
+    "build_flashinfer_rows",
+    "build_flashkda_prefill",
+    "build_triton_rows",
+]
 
-# three libraries, any of which may be missing: a row is accepted where its own is there
+# four libraries, any of which may be missing: a row is accepted where its own is there
 
 
 def build_triton_rows(request: BuildRequest) -> Built:
@@ -55,3 +61,14 @@ def build_flashinfer_rows(request: BuildRequest) -> Built:
     from backstamp_linear_attn.flashinfer_rows import GdnRows
 
     return Built("flashinfer", GdnRows(request))
+
+
+def build_flashkda_prefill(request: BuildRequest) -> Built:
+    """Build `flashkda` for prefill of Kimi delta attention with a bounded decay.
+
+    Raises:
+        Unstamped, UnsupportedBatch: as `build_triton_rows`.
+    """
+    from backstamp_linear_attn.flashkda_prefill import KdaPrefill
+
+    return Built("flashkda", KdaPrefill(request))

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call, linear_refusal
-from backstamp.linear_gates import computed_gates
 from backstamp_linear_attn.states import load_states, store_states
 
 __all__ = ["FlaPrefill", "FlaStep"]
@@ -29,9 +28,12 @@ __all__ = ["FlaPrefill", "FlaStep"]
 #: What the library's chunked functions answer: outputs, and the final states.
 _Chunked = Callable[..., "tuple[Tensor, Tensor]"]
 
-#: The package fla-core hands a whole prefill to where it is installed, and the variable that says otherwise.
+#: The package fla-core hands a gated delta net's prefill to where it is installed, and the variable that says
+#: otherwise. Its stand-in for Kimi delta attention takes over only where it may compute beta, which it never may here.
 #: Source: fla-core 0.6.0 backends.py, ops/gated_delta_rule/backends/flash_qla.py, ops/kda/backends/flash_kda.py
-_STAND_INS: Final = {"gdn": ("flash_qla", "FLA_FLASH_QLA"), "kda": ("flash_kda", "FLA_FLASH_KDA")}
+_STAND_IN: Final = ("flash_qla", "FLA_FLASH_QLA")
+#: Least bound for which the library may multiply decays of a sub-chunk on tensor cores. Source: ops/kda/chunk.py
+_SAFE_BOUND: Final = -5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,12 @@ class FlaPrefill:
 
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
-        _check_no_stand_in(request)
+        kda = request.family == "kda"
+        if not kda:
+            _check_no_stand_in(request)
         self._request = request
-        self._chunked: _Chunked = chunk_kda if request.family == "kda" else chunk_gated_delta_rule
+        self._chunked: _Chunked = chunk_kda if kda else chunk_gated_delta_rule
+        self._compiles = Announcer("triton")
 
     def plan(self, batch: LinearBatch, *, state: FlaStep | None = None, capture: bool = False) -> FlaStep:
         """Check the step and note its offsets; a refused batch raises an `UnsupportedBatch`."""
@@ -87,23 +92,20 @@ class FlaPrefill:
         """Run one layer; shapes as in `LinearBackend.forward`. Tokens of no row come out as zero."""
         batch = state.batch
         check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
-        if out is None:
-            out = torch.empty_like(v, memory_format=torch.contiguous_format)
         total = state.num_tokens
-        out[total:].zero_()
+        if out is None and total < batch.num_tokens:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        if out is not None and total < batch.num_tokens:
+            out[total:].zero_()
         if total == 0:
-            return out
-        ready = computed_gates(gates)
-        what = f"{self._request.family} prefill {self._request.dtype} d{layer.head_dim}/{layer.v_head_dim}"
-        with torch.no_grad(), compiling("triton", what):
+            return torch.empty_like(v) if out is None else out
+        dims = f"d{layer.head_dim}/{layer.v_head_dim}"
+        with torch.no_grad(), self._compiles.first(self._request.family, "prefill", self._request.dtype, dims):
             initial = load_states(pool.ssm, slots, batch.has_state, batch.num_rows)
             answer, final = self._chunked(
                 q=q[None, :total],
                 k=k[None, :total],
                 v=v[None, :total],
-                # the log of the decay, as the library takes it
-                g=ready.g[None, :total],
-                beta=ready.beta[None, :total],
                 scale=layer.scale,
                 initial_state=initial,
                 output_final_state=True,
@@ -111,10 +113,32 @@ class FlaPrefill:
                 state_v_first=pool.order == "vk",
                 cu_seqlens=state.cu_seqlens,
                 cu_seqlens_cpu=state.cu_seqlens_cpu,
+                **_gates(gates, total),
             )
-            out[:total] = answer[0]
             store_states(final, pool.ssm, slots, batch.qo_indptr)
+            if out is None:
+                return answer[0]
+            out[:total] = answer[0]
         return out
+
+
+def _gates(gates: RawGates | ComputedGates, total: int) -> dict[str, object]:
+    """The gates as the library takes them: the log of the decay, or what its cumulative sum computes it from.
+
+    Raw ones are a 16-bit number a channel; written out as fp32 logarithms they would cost more than the recurrence.
+    """
+    if isinstance(gates, ComputedGates):
+        return {"g": gates.g[None, :total].float(), "beta": gates.beta[None, :total].float()}
+    named: dict[str, object] = {
+        "g": gates.a[None, :total],
+        "beta": gates.b[None, :total].float().sigmoid(),
+        "use_gate_in_kernel": True,
+        "A_log": gates.A_log.float(),
+        "dt_bias": gates.dt_bias.float().reshape(-1),
+    }
+    if gates.lower_bound is not None:
+        named |= {"lower_bound": gates.lower_bound, "safe_gate": gates.lower_bound >= _SAFE_BOUND}
+    return named
 
 
 def _check_no_stand_in(request: BuildRequest) -> None:
@@ -122,7 +146,7 @@ def _check_no_stand_in(request: BuildRequest) -> None:
 
     It is found by the import name and switched off by the variable, as the library itself does both.
     """
-    package, variable = _STAND_INS[request.family]
+    package, variable = _STAND_IN
     dispatches = os.environ.get("FLA_DISABLE_BACKEND_DISPATCH") != "1" and os.environ.get(variable, "1") != "0"
     if dispatches and find_spec(package) is not None:
         needed = f"fla-core's own kernels: set {variable}=0 before it is imported"

@@ -1,12 +1,15 @@
-"""`flashinfer` in prefill of a gated delta net: the library's chunked kernel over one state pool.
+"""`flashinfer` in prefill of a gated delta net: the library's chunked kernels, around one state pool.
 
-In: the linear call contract; states `vk`. Out: outputs and states in place, by the library's own slot indices: -1 reads
-a zero state or writes none. Its kernels are compiled by the CuTe DSL at the first call. Never holds the current batch.
+In: the linear call contract; states `vk`. Out: outputs and states in place. Where rows are many, the library reads and
+writes the pool itself, by slots of which -1 reads a zero state or writes none. Where they are few, it can split a row
+among the chip's processors, but only over packed states: those are gathered and scattered, a few megabytes. Its kernels
+are compiled by the CuTe DSL at the first call. Never holds the current batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from flashinfer.gdn_prefill import chunk_gated_delta_rule
@@ -14,11 +17,17 @@ from torch import Tensor
 
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call
-from backstamp.linear_gates import computed_gates
+from backstamp_linear_attn.prepare import prepare_tokens
+from backstamp_linear_attn.states import load_states, store_states
 
 __all__ = ["GdnPrefill", "run_chunked"]
+
+#: The most states, rows times value heads, of a call that the library may split. It splits below half the number of
+#: processors, which are 132 on an H200 and at most 188 elsewhere; where it does not, packing costs a few microseconds.
+#: Source: flashinfer 0.7.4 gdn_kernels/delta_rule_dsl/varlen_helper.py, should_use_cp_host
+_FEW_STATES = 94
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +36,15 @@ class PrefillStep:
 
     Attributes:
         read, write: `[B]` i32 slots: -1 where a row starts from zero, or leaves no state.
-        num_tokens: tokens of rows; -1 where only the device knows.
+        num_tokens, max_q_len: tokens of rows, and of the longest; None where only the device knows.
     """
 
     batch: LinearBatch
     cu_seqlens: Tensor
     read: Tensor
     write: Tensor
-    num_tokens: int
+    num_tokens: int | None
+    max_q_len: int | None
 
 
 class GdnPrefill:
@@ -43,19 +53,25 @@ class GdnPrefill:
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
         self._request = request
+        self._compiles = Announcer("flashinfer")
 
     def plan(self, batch: LinearBatch, *, state: PrefillStep | None = None, capture: bool = False) -> PrefillStep:
         """Check the step and note which states its rows read and write."""
         check_linear_batch(self._request, batch, capture=capture)
         rows = batch.num_rows
         read, write = _read_and_write(batch, batch.slots)
-        host = batch.qo_indptr_host
+        num_tokens = longest = None
+        if batch.qo_indptr_host is not None:
+            ends: list[int] = batch.qo_indptr_host[: rows + 1].tolist()
+            num_tokens = ends[-1]
+            longest = max((stop - start for start, stop in pairwise(ends)), default=0)
         return PrefillStep(
             batch=batch,
             cu_seqlens=batch.qo_indptr[: rows + 1].contiguous(),
             read=read,
             write=write,
-            num_tokens=-1 if host is None else int(host[rows]),
+            num_tokens=num_tokens,
+            max_q_len=longest,
         )
 
     def forward(
@@ -76,12 +92,13 @@ class GdnPrefill:
         check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        # what the library does not write must not be whatever lay there
-        out[max(state.num_tokens, 0) :].zero_()
         if batch.num_tokens == 0 or batch.num_rows == 0 or state.num_tokens == 0:
-            return out
-        read, write = (state.read, state.write) if slots is batch.slots else _read_and_write(batch, slots)
-        with compiling("flashinfer", f"gated delta net prefill {self._request.dtype}"):
+            return out.zero_()
+        few = batch.num_rows * layer.num_kv_heads <= _FEW_STATES
+        with self._compiles.first("gated delta net prefill", self._request.dtype, "few rows" if few else ""):
+            if few:
+                return _run_packed(q, k, v, gates, layer, state, pool, slots, out)
+            read, write = (state.read, state.write) if slots is batch.slots else _read_and_write(batch, slots)
             return run_chunked(q, k, v, gates, layer, state.cu_seqlens, read, write, pool, out)
 
 
@@ -97,29 +114,67 @@ def run_chunked(
     pool: StatePool,
     out: Tensor,
 ) -> Tensor:
-    """The library's prefill: contiguous tokens, fp32 gates, the decay in log space because it is told so."""
-    ready = computed_gates(gates)
-    target = out if out.is_contiguous() else torch.zeros_like(out, memory_format=torch.contiguous_format)
+    """The library's prefill over the pool, which it never splits a row of."""
+    target = _packed(out)
+    made = prepare_tokens(q, k, gates, cu_seqlens, target)
     chunk_gated_delta_rule(
-        q=q.contiguous(),
-        k=k.contiguous(),
+        q=made.q,
+        k=made.k,
         v=v.contiguous(),
-        g=ready.g.contiguous(),
-        beta=ready.beta.contiguous(),
+        g=made.decay,
+        beta=made.beta,
         scale=layer.scale,
         initial_state=pool.ssm,
         output_final_state=True,
         cu_seqlens=cu_seqlens,
-        use_qk_l2norm_in_kernel=True,
         output=target,
         output_state=pool.ssm,
         state_indices=read,
         backend="flashinfer",
-        # its own default is a factor
-        gate_domain="log",
+        gate_domain="linear",
         output_state_indices=write,
     )
     return out if target is out else out.copy_(target)
+
+
+def _run_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: RawGates | ComputedGates,
+    layer: LayerSpec,
+    state: PrefillStep,
+    pool: StatePool,
+    slots: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """The library's prefill over packed fp32 states, which it may split."""
+    batch, total = state.batch, state.num_tokens
+    target = _packed(out)
+    made = prepare_tokens(q, k, gates, state.cu_seqlens, target)
+    initial = load_states(pool.ssm, slots, batch.has_state, batch.num_rows)
+    _, final = chunk_gated_delta_rule(
+        q=made.q[:total],
+        k=made.k[:total],
+        v=v.contiguous()[:total],
+        g=made.decay[:total],
+        beta=made.beta[:total],
+        scale=layer.scale,
+        initial_state=initial,
+        output_final_state=True,
+        cu_seqlens=state.cu_seqlens,
+        output=target[:total],
+        output_state=torch.empty_like(initial),
+        backend="flashinfer",
+        max_seqlen=state.max_q_len,
+        gate_domain="linear",
+    )
+    store_states(final, pool.ssm, slots, batch.qo_indptr)
+    return out if target is out else out.copy_(target)
+
+
+def _packed(out: Tensor) -> Tensor:
+    return out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
 def _read_and_write(batch: LinearBatch, slots: Tensor) -> tuple[Tensor, Tensor]:

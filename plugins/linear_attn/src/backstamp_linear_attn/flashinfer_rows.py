@@ -14,7 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 from backstamp.linear_checks import (
     LinearForm,
     check_linear_batch,
@@ -56,6 +56,7 @@ class GdnRows:
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
         self._request = request
+        self._compiles = Announcer("flashinfer")
 
     def plan(self, batch: LinearBatch, *, state: RowsStep | None = None, capture: bool = False) -> RowsStep:
         """Check the step and note the slot of every token, or of every row of a verify step.
@@ -102,10 +103,10 @@ class GdnRows:
         if slots is not batch.slots:
             assert state.rows is not None, "decode knows the row of each token"
             read = _of_tokens(batch, slots, state.rows)
-        with compiling("flashinfer", f"gated delta net decode {self._request.dtype}"):
+        with self._compiles.first("gated delta net decode", self._request.dtype):
             if isinstance(gates, ComputedGates):
                 assert state.ends is not None, "decode knows the end of each token"
-                return run_chunked(q, k, v, gates, layer, state.ends, read, read, pool, out.zero_())
+                return run_chunked(q, k, v, gates, layer, state.ends, read, read, pool, out)
             answer, _ = gated_delta_rule_decode_pretranspose(
                 q=q[:, None],
                 k=k[:, None],
@@ -176,7 +177,7 @@ class GdnRows:
         if state.write is None and slots is not batch.slots:
             read = slots[:rows].to(torch.int32, copy=True)
         q, k, v, a, b = (x[: rows * width].unflatten(0, (rows, width)) for x in (q, k, v, gates.a, gates.b))
-        with compiling("flashinfer", f"gated delta net verify {self._request.dtype} {width} tokens"):
+        with self._compiles.first("gated delta net verify", self._request.dtype, f"{width} tokens"):
             answer, _ = gated_delta_rule_mtp(
                 q=q,
                 k=k,

@@ -40,7 +40,7 @@ ROWS_GDN = Offer(
     priority=50,
     requires=("triton>=3.6", "torch>=2.11"),
 )
-ROWS_KDA = replace(ROWS_GDN, family="kda")
+ROWS_KDA = replace(ROWS_GDN, family="kda", features=ROWS_GDN.features | {"bounded_gates"})
 
 # prefill in chunks. Source: fla-core 0.6.0 ops/gated_delta_rule/chunk.py and ops/kda/chunk.py: keys up to 256 wide, HV
 # a multiple of H, states in either order (`state_v_first`); chunks are counted on the host (ops/utils/index.py)
@@ -57,7 +57,7 @@ PREFILL_GDN = replace(
     deterministic=False,
     requires=("fla-core>=0.6,<0.7", "triton>=3.6", "torch>=2.11"),
 )
-PREFILL_KDA = replace(PREFILL_GDN, family="kda")
+PREFILL_KDA = replace(PREFILL_GDN, family="kda", features=frozenset({"bounded_gates"}))
 
 ON_CUDA = (ROWS_GDN, ROWS_KDA, PREFILL_GDN, PREFILL_KDA)
 
@@ -89,7 +89,7 @@ FLASHINFER_PREFILL = Offer(
     state_layouts=("vk",),
     # 4.6 times fla-core on an H200
     priority=60,
-    requires=("flashinfer-python>=0.7.4,<0.8", "nvidia-cutlass-dsl>=4.8", "torch>=2.11"),
+    requires=("flashinfer-python>=0.7.4,<0.8", "nvidia-cutlass-dsl>=4.8", "triton>=3.6", "torch>=2.11"),
     companions=("flashinfer-cubin", "flashinfer-jit-cache"),
 )
 # "Blackwell GDN prefill is only supported on CUDA 13+"
@@ -112,10 +112,42 @@ FLASHINFER_ROWS = replace(
 FLASHINFER_ROWS_SM100 = replace(FLASHINFER_ROWS, archs=("10.0", "10.3"), runtimes=("cuda>=13.0",))
 FLASHINFER_ROWS_SM120 = replace(FLASHINFER_ROWS, archs=("12.0", "12.1"))
 
+# Source: tokenspeed-flashkda 0.0.1.post20260526 and later, flash_kda/__init__.py, and the code images of its module:
+# sm_90a, sm_100a, sm_103a, sm_120a. Heads of 128, bf16 tokens and raw gates, and a decay with a bound: there is no form
+# for another
+FLASHKDA = Offer(
+    kernel="flashkda",
+    slot="linear",
+    factory="backstamp_linear_attn.backend:build_flashkda_prefill",
+    family="kda",
+    device="cuda",
+    archs=("9.0",),
+    phases=frozenset({"prefill"}),
+    draft_phases=frozenset(),
+    dtypes=frozenset({"bf16"}),
+    head_dims=(128,),
+    page_sizes=PageSizes(preferred=1, multiple_of=1),
+    mask_format="internal_causal",
+    features=frozenset({"bounded_gates"}),
+    needs=frozenset({"bounded_gates"}),
+    state_layouts=("vk",),
+    priority=60,
+    # built against one version of torch, which no metadata says: beside another the module loads, and takes every
+    # tensor for one on the CPU. Source: the line of c10/core/TensorImpl.h its assertions name
+    requires=("tokenspeed-flashkda>=0.0.1.post20260526,<0.0.1.post20260810", "triton>=3.6", "torch>=2.11,<2.12"),
+    runtimes=("cuda>=13.0",),
+)
+FLASHKDA_TORCH_2_13 = replace(
+    FLASHKDA, requires=("tokenspeed-flashkda>=0.0.1.post20260810,<0.1", "triton>=3.6", "torch>=2.13,<2.14")
+)
+ON_FLASHKDA = (FLASHKDA, FLASHKDA_TORCH_2_13)
+# code for these is in the same library, but nobody ran it: asked for, not chosen
+ON_FLASHKDA_NEWER = tuple(replace(offer, archs=("10.0", "10.3", "12.0"), priority=40) for offer in ON_FLASHKDA)
+
 
 @hookimpl
 def backstamp_offers() -> tuple[Offer, ...]:
-    """The rows of the kernels `triton` and `flashinfer` of the linear slot."""
+    """The rows of the kernels `triton`, `flashinfer` and `flashkda` of the linear slot."""
     return (
         *ON_CUDA,
         *ON_ROCM,
@@ -125,6 +157,8 @@ def backstamp_offers() -> tuple[Offer, ...]:
         FLASHINFER_ROWS,
         FLASHINFER_ROWS_SM100,
         FLASHINFER_ROWS_SM120,
+        *ON_FLASHKDA,
+        *ON_FLASHKDA_NEWER,
     )
 
 

@@ -1,8 +1,9 @@
-"""The Triton kernel of decode and verify: each row's tokens one after another, its state in registers throughout.
+"""The Triton kernel of decode and verify: each row's tokens one after another, its state read and written once.
 
 In: tokens, raw or computed gates, a pool of states and the slots of the rows. Out: outputs, and states in the pool, in
-slots a token, or in `intermediate`. One program advances a block of value channels of one head of one row, so a row's
-bits do not depend on what shares its batch. It reads every row number on the device: a CUDA graph may record it.
+slots a token, or in `intermediate`. One program, which is one warp, advances a block of value channels of one head of
+one row, so a row's bits do not depend on what shares its batch, and no sum crosses a warp. It reads every row number on
+the device: a CUDA graph may record it.
 
 The library's own recurrent functions take one packed state a row: they know no slots, pads or trees.
 Source: fla-core 0.6.0 ops/gated_delta_rule/fused_recurrent.py, ops/kda/fused_recurrent.py.
@@ -17,11 +18,14 @@ __all__ = ["advance_rows"]
 
 
 @triton.jit
-def _decay(g, bias, rate, RAW: tl.constexpr):
+def _decay(g, bias, rate, bound, RAW: tl.constexpr, BOUNDED: tl.constexpr):
     """`exp(g)` of one token: from raw inputs, or from the log decay itself."""
     if RAW:
         x = g + bias
-        g = -rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+        if BOUNDED:
+            g = bound / (1.0 + tl.exp(-rate * x))
+        else:
+            g = -rate * tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
     return tl.exp(g)
 
 
@@ -31,6 +35,51 @@ def _state_offsets(ks, vs, stride, V_FIRST: tl.constexpr):
     if V_FIRST:
         return vs[:, None] * stride + ks[None, :]
     return ks[None, :] * stride + vs[:, None]
+
+
+@triton.jit
+def _advance(
+    state,
+    token,
+    q_at,
+    k_at,
+    v_at,
+    a_at,
+    b_at,
+    bias,
+    rate,
+    bound,
+    scale,
+    q_stride_token,
+    k_stride_token,
+    v_stride_token,
+    a_stride_token,
+    b_stride_token,
+    mask_k,
+    mask_v,
+    CHANNELS: tl.constexpr,
+    RAW: tl.constexpr,
+    BOUNDED: tl.constexpr,
+):
+    """The state after one token, and what the token reads of it."""
+    q = tl.load(q_at + token * q_stride_token, mask=mask_k, other=0.0).to(tl.float32)
+    k = tl.load(k_at + token * k_stride_token, mask=mask_k, other=0.0).to(tl.float32)
+    v = tl.load(v_at + token * v_stride_token, mask=mask_v, other=0.0).to(tl.float32)
+    q = q * (scale / tl.sqrt(tl.sum(q * q) + 1e-6))
+    k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
+    if CHANNELS:
+        g = tl.load(a_at + token * a_stride_token, mask=mask_k, other=0.0).to(tl.float32)
+        state *= _decay(g, bias, rate, bound, RAW, BOUNDED)[None, :]
+    else:
+        g = tl.load(a_at + token * a_stride_token).to(tl.float32)
+        state *= _decay(g, bias, rate, bound, RAW, BOUNDED)
+    beta = tl.load(b_at + token * b_stride_token).to(tl.float32)
+    if RAW:
+        beta = 1.0 / (1.0 + tl.exp(-beta))
+    # the updated state's answer, S q + change * (k q), so that both sums are over the state as it was
+    answer = tl.sum(state * q[None, :], 1)
+    change = beta * (v - tl.sum(state * k[None, :], 1))
+    return state + change[:, None] * k[None, :], answer + change * tl.sum(q * k)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "table_width"])
@@ -53,6 +102,7 @@ def advance_rows(
     num_rows,
     num_tokens,
     scale,
+    bound,
     q_stride_token,
     q_stride_head,
     k_stride_token,
@@ -84,14 +134,18 @@ def advance_rows(
     V_FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
     RAW: tl.constexpr,
+    BOUNDED: tl.constexpr,
     FORM: tl.constexpr,
     TREE: tl.constexpr,
+    MANY: tl.constexpr,
 ):
-    """Advance `num_rows` rows; grid `((num_rows + 1) * HEADS, V blocks)`, the row past the last zeroes what pads."""
-    row = tl.program_id(0) // HEADS
-    head = tl.program_id(0) % HEADS
+    """Advance `num_rows` rows; a program a block of a head of a row, the row past the last zeroes what pads."""
+    NUM_BLOCKS: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    # blocks of one state lie beside one another, in memory as on the chip
+    row = tl.program_id(0) // (HEADS * NUM_BLOCKS)
+    head = (tl.program_id(0) // NUM_BLOCKS) % HEADS
     ks = tl.arange(0, BLOCK_K)
-    vs = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    vs = (tl.program_id(0) % NUM_BLOCKS) * BLOCK_V + tl.arange(0, BLOCK_V)
     mask_k = ks < K
     mask_v = vs < V
     mask = mask_v[:, None] & mask_k[None, :]
@@ -125,47 +179,61 @@ def advance_rows(
                 bias = tl.load(bias_ptr + head * K + ks, mask=mask_k, other=0.0).to(tl.float32)
             else:
                 bias = tl.load(bias_ptr + head).to(tl.float32)
-        kept_at = kept_ptr
-        if FORM == "intermediate":
-            inner_kept = _state_offsets(ks, vs, kept_stride_line, V_FIRST)
-            kept_at = kept_ptr + row.to(tl.int64) * kept_stride_row + head * kept_stride_head + inner_kept
         key_head = head // SHARED
-        for token in range(start, stop):
-            at = token - start
-            if TREE:
-                parent = tl.load(parents_ptr + row.to(tl.int64) * parents_stride + at).to(tl.int64)
-                if parent < 0:
-                    state = tl.load(own_at, mask=mask, other=0.0).to(tl.float32)
-                elif parent != at - 1:
+        q_at = q_ptr + key_head * q_stride_head + ks
+        k_at = k_ptr + key_head * k_stride_head + ks
+        v_at = v_ptr + head * v_stride_head + vs
+        a_at = a_ptr + head * a_stride_head
+        if CHANNELS:
+            a_at += ks
+        b_at = b_ptr + head * b_stride_head
+        if FORM == "slots":
+            # one token, as decode has; a loop for more would double the registers
+            state, answer = _advance(
+                state, start, q_at, k_at, v_at, a_at, b_at, bias, rate, bound, scale,
+                q_stride_token, k_stride_token, v_stride_token, a_stride_token, b_stride_token,
+                mask_k, mask_v, CHANNELS, RAW, BOUNDED,
+            )  # fmt: skip
+            # nobody reads it before the next step
+            tl.store(own_at, state.to(pool_ptr.dtype.element_ty), mask=mask, cache_modifier=".cs")
+            tl.store(out_at + start * out_stride_token, answer.to(out_ptr.dtype.element_ty), mask=mask_v)
+            if MANY:
+                for token in range(start + 1, stop):
                     # other threads of this program wrote it
                     tl.debug_barrier()
-                    state = tl.load(kept_at + parent * kept_stride_token, mask=mask, other=0.0).to(tl.float32)
-            q = tl.load(q_ptr + token * q_stride_token + key_head * q_stride_head + ks, mask=mask_k, other=0.0)
-            k = tl.load(k_ptr + token * k_stride_token + key_head * k_stride_head + ks, mask=mask_k, other=0.0)
-            v = tl.load(v_ptr + token * v_stride_token + head * v_stride_head + vs, mask=mask_v, other=0.0)
-            q = q.to(tl.float32)
-            k = k.to(tl.float32)
-            q = q * (scale / tl.sqrt(tl.sum(q * q) + 1e-6))
-            k = k / tl.sqrt(tl.sum(k * k) + 1e-6)
-            a_at = a_ptr + token * a_stride_token + head * a_stride_head
-            if CHANNELS:
-                g = tl.load(a_at + ks, mask=mask_k, other=0.0).to(tl.float32)
-                state *= _decay(g, bias, rate, RAW)[None, :]
-            else:
-                state *= _decay(tl.load(a_at).to(tl.float32), bias, rate, RAW)
-            beta = tl.load(b_ptr + token * b_stride_token + head * b_stride_head).to(tl.float32)
-            if RAW:
-                beta = 1.0 / (1.0 + tl.exp(-beta))
-            change = beta * (v.to(tl.float32) - tl.sum(state * k[None, :], 1))
-            state += change[:, None] * k[None, :]
-            answer = tl.sum(state * q[None, :], 1)
-            tl.store(out_at + token * out_stride_token, answer.to(out_ptr.dtype.element_ty), mask=mask_v)
-            if FORM == "slot_table":
-                slot = tl.load(line + at).to(tl.int64)
-                if slot >= 0:
-                    slot_at = pool_ptr + slot * pool_stride_slot + head * pool_stride_head + inner
-                    tl.store(slot_at, state.to(pool_ptr.dtype.element_ty), mask=mask)
+                    state = tl.load(own_at, mask=mask, other=0.0).to(tl.float32)
+                    state, answer = _advance(
+                        state, token, q_at, k_at, v_at, a_at, b_at, bias, rate, bound, scale,
+                        q_stride_token, k_stride_token, v_stride_token, a_stride_token, b_stride_token,
+                        mask_k, mask_v, CHANNELS, RAW, BOUNDED,
+                    )  # fmt: skip
+                    tl.store(own_at, state.to(pool_ptr.dtype.element_ty), mask=mask)
+                    tl.store(out_at + token * out_stride_token, answer.to(out_ptr.dtype.element_ty), mask=mask_v)
+        else:
+            kept_at = kept_ptr
             if FORM == "intermediate":
-                tl.store(kept_at + at * kept_stride_token, state.to(kept_ptr.dtype.element_ty), mask=mask)
-        if FORM == "slots":
-            tl.store(own_at, state.to(pool_ptr.dtype.element_ty), mask=mask)
+                inner_kept = _state_offsets(ks, vs, kept_stride_line, V_FIRST)
+                kept_at = kept_ptr + row.to(tl.int64) * kept_stride_row + head * kept_stride_head + inner_kept
+            for token in range(start, stop):
+                at = token - start
+                if TREE:
+                    parent = tl.load(parents_ptr + row.to(tl.int64) * parents_stride + at).to(tl.int64)
+                    if parent < 0:
+                        state = tl.load(own_at, mask=mask, other=0.0).to(tl.float32)
+                    elif parent != at - 1:
+                        # other threads of this program wrote it
+                        tl.debug_barrier()
+                        state = tl.load(kept_at + parent * kept_stride_token, mask=mask, other=0.0).to(tl.float32)
+                state, answer = _advance(
+                    state, token, q_at, k_at, v_at, a_at, b_at, bias, rate, bound, scale,
+                    q_stride_token, k_stride_token, v_stride_token, a_stride_token, b_stride_token,
+                    mask_k, mask_v, CHANNELS, RAW, BOUNDED,
+                )  # fmt: skip
+                tl.store(out_at + token * out_stride_token, answer.to(out_ptr.dtype.element_ty), mask=mask_v)
+                if FORM == "slot_table":
+                    slot = tl.load(line + at).to(tl.int64)
+                    if slot >= 0:
+                        slot_at = pool_ptr + slot * pool_stride_slot + head * pool_stride_head + inner
+                        tl.store(slot_at, state.to(pool_ptr.dtype.element_ty), mask=mask)
+                if FORM == "intermediate":
+                    tl.store(kept_at + at * kept_stride_token, state.to(kept_ptr.dtype.element_ty), mask=mask)

@@ -56,6 +56,7 @@ def make_linear_case(case: LinearCase, device: str, seed: int = 0) -> MadeLinear
         parents=case.parents,
         num_accepted=case.num_accepted,
         raw_gates=case.raw_gates,
+        lower_bound=case.lower_bound,
         dtype=DTYPES[case.dtype],
         state_dtype=DTYPES[case.state_dtype],
         pad_tokens=case.pad_tokens,
@@ -245,7 +246,7 @@ def _in_wider_tensors(made: MadeLinearStep) -> MadeLinearStep:
 def _tensors_of(made: MadeLinearStep) -> list[Tensor]:
     """What an engine writes at fixed addresses: tokens, gates and states."""
     kind = RawGates if isinstance(made.gates, RawGates) else ComputedGates
-    gates: list[Tensor] = [getattr(made.gates, field.name) for field in fields(kind)]
+    gates = [part for field in fields(kind) if isinstance(part := getattr(made.gates, field.name), Tensor)]
     kept = [] if made.batch.intermediate is None else [made.batch.intermediate]
     return [made.q, made.k, made.v, *gates, made.pool.ssm, *kept]
 

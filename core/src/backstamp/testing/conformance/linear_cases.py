@@ -36,6 +36,7 @@ class LinearCase:
         q_lens: query tokens of each row.
         heads: key and value heads. dims: key and value head dims.
         has_state: which rows have one, None for all. pads: rows whose slot is -1.
+        lower_bound: of a decay that is bounded.
         form, parents, num_accepted: read in verify alone. unkept: the last state of the first row has no slot.
         pad_tokens: tokens at the end that belong to no row.
         own_slots: the layer's states lie in other slots than the batch names.
@@ -57,6 +58,7 @@ class LinearCase:
     dtype: str = "fp32"
     state_dtype: str = "fp32"
     raw_gates: bool = True
+    lower_bound: float | None = None
     has_state: tuple[bool, ...] | None = None
     pads: tuple[int, ...] = ()
     form: VerifyForm = "intermediate"
@@ -78,6 +80,7 @@ class LinearCase:
         """Every word an offer's `needs` and `excludes` may hold against this case."""
         tree = self.parents is not None and not self.refused
         holds = {"tree_mask": tree, "topk": tree, "spec": self.phase == "verify", "graph": self.graph}
+        holds["bounded_gates"] = self.lower_bound is not None and not self.refused
         return self.words | {word for word, true in holds.items() if true}
 
     def layer(self) -> LayerSpec:
@@ -114,6 +117,7 @@ class LinearCase:
             head_dim=self.dims[0],
             v_head_dim=self.dims[1],
             conv_kernel=4,
+            gate_lower_bound=None if self.refused else self.lower_bound,
         )
         full = LayerFacts(family="mha", num_qo_heads=query_heads, num_kv_heads=kv_heads, head_dim=dim, v_head_dim=dim)
         groups = (LayerGroup("main", facts, (0,)), LayerGroup("main", full, (1,)))

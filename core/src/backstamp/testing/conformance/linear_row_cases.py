@@ -30,6 +30,8 @@ _FORMS: Final[tuple[VerifyForm, ...]] = ("intermediate", "slot_table")
 #: Rows about the chunks that libraries cut prefill into, 16 to 128 tokens; one token.
 _ROWS: Final[dict[str, tuple[int, ...]]] = {"prefill": (65, 1, 128, 7), "decode": (1,) * 5, "verify": (4, 4, 4)}
 _ACCEPTED: Final = (1, 3, 2)
+#: The bound of every model that has one. Source: SGLang 0.5.23 models/kimi_k3.py
+_BOUND: Final = -5.0
 
 
 def linear_cases_of(offer: Offer) -> tuple[LinearCase, ...]:
@@ -52,6 +54,8 @@ def linear_base_case(offer: Offer, phase: Phase) -> LinearCase:
     needs = {word for need in offer.needs for word in need.split("+")}
     if "tree_mask" in needs and phase == "verify":
         case = _tree(case)
+    if "bounded_gates" in needs:
+        case = replace(case, lower_bound=_BOUND)
     return replace(case, words=frozenset(needs - case.said))
 
 
@@ -72,7 +76,7 @@ def _of_phase(offer: Offer, phase: Phase) -> Iterator[LinearCase]:
     base = linear_base_case(offer, phase)
     yield base
     yield from _of_types(offer, base)
-    yield from _of_states(base)
+    yield from _of_states(offer, base)
     yield from _of_rows(base)
     yield from _of_engines(offer, base)
     if phase == "verify" and base.parents is None:
@@ -90,13 +94,17 @@ def _of_types(offer: Offer, base: LinearCase) -> Iterator[LinearCase]:
         yield replace(base, name=f"states in order {order}", order=order)
 
 
-def _of_states(base: LinearCase) -> Iterator[LinearCase]:
-    """What no declaration has a word for."""
+def _of_states(offer: Offer, base: LinearCase) -> Iterator[LinearCase]:
+    """What no declaration has a word for, and gates with a bound."""
     for dtype in _STATE_DTYPES:
         fixed = base.fixed | {"states"}
         yield replace(base, name=f"states in {dtype}", state_dtype=dtype, fixed=fixed, optional=True)
     for raw, words in ((True, "raw gates"), (False, "computed gates")):
         yield replace(base, name=words, raw_gates=raw, fixed=base.fixed | {"gates"}, optional=True)
+    if base.lower_bound is None:
+        declared = "bounded_gates" in offer.features
+        name = "a bounded decay" if declared else "a bounded decay, which the row does not declare"
+        yield replace(base, name=name, lower_bound=_BOUND, fixed=base.fixed | {"gates"}, refused=not declared)
 
 
 def _of_rows(base: LinearCase) -> Iterator[LinearCase]:
