@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from backstamp.attention import RawGates
 from backstamp.catalogue import build_catalogue
 from backstamp.cli.app import app
 from backstamp.discovery import discover
@@ -116,6 +117,25 @@ def test_what_only_an_engine_can_make_is_told_and_not_tried(slot, family, layout
     """Random tensors cannot stand for every state and cache; the phase says why it was left cold."""
     group = samples()[GroupPlan][0]._replace(family=family)
     assert cannot(slot, group, kernel("one", layouts=(layout,))) == reason
+
+
+@pytest.mark.parametrize("bound", [None, -5.0])
+def test_kimi_delta_attention_is_warmed_with_the_gates_its_model_has(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for bounded decays takes no others, and engines hand on all of them raw."""
+    seen: set[tuple[str, type, float | None]] = set()
+    real = TorchNativeLinear.forward
+
+    def forward(self, q, k, v, gates, layer, state, **more):
+        seen.add((state.batch.phase, type(gates), gates.lower_bound))
+        return real(self, q, k, v, gates, layer, state, **more)
+
+    monkeypatch.setattr(TorchNativeLinear, "forward", forward)
+    model = model_from_config({**config("kda"), "linear_lower_bound": bound})
+    requests = {"attention_backend": "torch_native", "linear_attn_backend": "torch_native"}
+    catalogue = build_catalogue(discover())
+    plan = resolve(make_launch(Requests(**requests)), EngineFacts(), model, this_host("cpu"), catalogue)
+    assert {row.reason for row in warm(plan, model, catalogue) if row.slot == "linear"} == {""}
+    assert seen == {(phase, RawGates, bound) for phase in ("decode", "prefill", "verify")}
 
 
 def test_a_linear_phase_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

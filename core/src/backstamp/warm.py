@@ -71,6 +71,8 @@ def warm(
     device = torch_device(plan.device)
     layers = tuple(layer_spec(kind.facts, kind.layers[0], kind.component, device) for kind in model.groups)
     topk = max((kind.facts.index_topk for kind in model.groups), default=0)
+    bounds = [kind.facts.gate_lower_bound for kind in model.groups]
+    bound = next((value for value in bounds if value is not None), None)
     shape = RunnerShape(device=device, layers=layers, max_rows=8, max_tokens=64, max_pages=512, max_kv_len=128)
     backends = build(plan, shape, catalogue)
     done = []
@@ -78,7 +80,7 @@ def warm(
         for at, group in enumerate(phase_plan.groups):
             row = catalogue.row(slot, group)
             assert row is not None, "the plan was just built on this catalogue"
-            warmed = _run(slot, phase_plan.phase, at, group, row.offer, backends, layers, topk)
+            warmed = _run(slot, phase_plan.phase, at, group, row.offer, backends, layers, topk, bound)
             done.append(warmed)
             if told is not None:
                 told(warmed)
@@ -100,6 +102,7 @@ def _run(
     backends: RunnerBackends,
     layers: Sequence[LayerSpec],
     topk: int,
+    bound: float | None,
 ) -> Warmed:
     """Run one built object over each kind of layer it serves, and time it."""
     served = [spec for spec in layers if spec.component == group.component and spec.layer_id in group.layers]
@@ -108,7 +111,8 @@ def _run(
     if not reason:
         try:
             if slot == "linear":
-                warm_linear(backends.serving_linear_backend(phase, at), phase, group, offer, served, backends.plan)
+                linear = backends.serving_linear_backend(phase, at)
+                warm_linear(linear, phase, group, offer, served, backends.plan, bound)
             else:
                 backend = backends.serving_attention_backend(phase, at)
                 _attend(backend, phase, group, offer, served, backends.plan, topk)

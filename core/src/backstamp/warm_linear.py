@@ -29,17 +29,25 @@ _ROWS: Final[dict[Phase, tuple[int, ...]]] = {"prefill": (33, 5), "decode": (1, 
 
 
 def warm_linear(
-    backend: object, phase: Phase, group: GroupPlan, offer: Offer, layers: Sequence[LayerSpec], plan: Plan
+    backend: object,
+    phase: Phase,
+    group: GroupPlan,
+    offer: Offer,
+    layers: Sequence[LayerSpec],
+    plan: Plan,
+    bound: float | None = None,
 ) -> None:
-    """Plan and run one phase over each kind of layer it serves."""
+    """Plan and run one phase over each kind of layer it serves; `bound` is the model's own, of a decay that has one."""
     kernel = cast("LinearBackend[object]", backend)
     for spec in layers:
-        for step in _steps(phase, spec, group, offer, plan):
+        for step in _steps(phase, spec, group, offer, plan, bound):
             state = kernel.plan(step.batch)
             kernel.forward(step.q, step.k, step.v, step.gates, spec, state, pool=step.pool, slots=step.batch.slots)
 
 
-def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan) -> Iterator[MadeLinearStep]:
+def _steps(
+    phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: Plan, bound: float | None
+) -> Iterator[MadeLinearStep]:
     import torch
 
     from backstamp.testing.linear_batches import make_linear_step
@@ -48,14 +56,16 @@ def _steps(phase: Phase, spec: LayerSpec, group: GroupPlan, offer: Offer, plan: 
     order: Literal["vk", "kv"] = "vk" if dict(plan.layouts)["linear"] == "vk" else "kv"
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[plan.dtype]
     rows = _ROWS[phase]
-    # engines compute the gates of a prefill, and hand raw ones to decode and verify: SGLang 0.5.23 gdn_backend.py
+    # engines compute the gates of a gated delta net's prefill, and hand on all others raw. Source: SGLang 0.5.23
+    # gdn_backend.py, kda_backend.py
     make = partial(
         make_linear_step,
         family=family,
         layer=spec,
         order=order,
         dtype=dtype,
-        raw_gates=phase != "prefill",
+        raw_gates=phase != "prefill" or family == "kda",
+        lower_bound=bound if family == "kda" else None,
         phase=phase,
         device=torch_device(plan.device),
     )

@@ -15,14 +15,14 @@ __all__ = ["Job", "compile_job"]
 POINTERS = {
     "rate_ptr": "*fp32", "bias_ptr": "*fp32", "packed_ptr": "*fp32", "decay_ptr": "*fp32", "beta_ptr": "*fp32",
     "qo_indptr": "*i32", "ends_ptr": "*i32", "slots_ptr": "*i32", "table_ptr": "*i32", "accepted_ptr": "*i32",
-    "parents_ptr": "*i32", "has_state_ptr": "*u8",
+    "parents_ptr": "*i32", "has_state_ptr": "*u8", "found_ptr": "*i32",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel for one chip; `form` is `advance_rows`'s, or "load" or "store" of the states around a prefill, or
-    "prepare" of the tokens before one."""
+    """One kernel for one chip; `form` is `advance_rows`'s, or "load" or "store" of the states around a prefill,
+    "prepare" of the tokens before one, or "tokens" of the slots of each."""
 
     arch: str
     dtype: str = "bf16"
@@ -52,13 +52,16 @@ def compile_job(job: Job) -> dict[str, object]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from backstamp_linear_attn import prepare, recurrence, rows, states
+    from backstamp_linear_attn import prepare, recurrence, rows, states, token_slots
 
     key, value = job.dims
     warps = 4
     if job.form in ("load", "store"):
         kernel = states._load if job.form == "load" else states._store
         constants = {"HEADS": 32, "SIZE": key * value, "WIDTH": key, "BLOCK": states._BLOCK}
+        present = set(kernel.arg_names)
+    elif job.form == "tokens":
+        kernel, warps, constants = token_slots._of_tokens, 1, {}
         present = set(kernel.arg_names)
     elif job.form == "prepare":
         kernel = prepare._prepare
@@ -70,9 +73,8 @@ def compile_job(job: Job) -> dict[str, object]:
         present = {name for name in kernel.arg_names if name.endswith("_ptr")}
         present -= set() if job.raw else {"rate_ptr", "bias_ptr"}
     else:
-        warps = 1
         kernel = recurrence.advance_rows
-        block_k, block_v = rows.blocks_of(key, value)
+        block_k, block_v, warps = rows.blocks_of(key, value, job.order)
         constants = {
             "HEADS": 32, "SHARED": 2, "K": key, "V": value, "BLOCK_K": block_k, "BLOCK_V": block_v,
             "V_FIRST": job.order == "vk", "CHANNELS": job.family == "kda", "RAW": job.raw, "BOUNDED": job.bounded,

@@ -30,6 +30,7 @@ VARIANTS = (
     {"form": "slots", "family": "kda", "bounded": True},
     {"form": "prepare"},
     {"form": "prepare", "raw": False},
+    {"form": "tokens"},
     {"form": "load", "state": "bf16"},
     {"form": "store", "state": "fp16"},
 )

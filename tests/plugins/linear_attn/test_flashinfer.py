@@ -151,6 +151,17 @@ def test_decode_hands_each_token_the_slot_of_its_row(library):
     assert called["backend"] == "flashinfer"
 
 
+@pytest.mark.parametrize("known", ["longest", "offsets"])
+def test_decode_rows_of_more_than_one_token_are_refused(known, library):
+    """Each token would advance the state as it was before the step."""
+    made = step("decode", {"q_lens": [1, 2]}, **BF16)
+    batch = replace(made.batch, max_q_len=None) if known == "offsets" else replace(made.batch, qo_indptr_host=None)
+    backend = build_flashinfer_rows(request_for(ROWS_OFFER, made, **ROWS)).backend
+    with pytest.raises(UnsupportedBatch, match="max_q_len: at most 1 in decode"):
+        backend.plan(batch)
+    assert library.calls == []
+
+
 def test_decode_of_computed_gates_goes_through_prefill_a_token_a_sequence(library):
     """The recurrent kernel takes raw gates alone."""
     made = step("decode", DECODE["computed"], **BF16)

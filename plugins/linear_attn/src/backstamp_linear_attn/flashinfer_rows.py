@@ -24,6 +24,7 @@ from backstamp.linear_checks import (
 )
 from backstamp.linear_math import first_slots
 from backstamp_linear_attn.flashinfer_prefill import run_chunked
+from backstamp_linear_attn.token_slots import longest_row, slots_of_tokens
 
 __all__ = ["GdnRows"]
 
@@ -33,21 +34,17 @@ class RowsStep:
     """One planned decode or verify.
 
     Attributes:
-        rows: decode: `[T]` i64, the row of each token; the number of rows for one of no row.
         read: i32 slots: of each token in decode, of each row in verify.
         write: verify with a slot table: `[B, S]` i32.
         num_rows, width: verify: leading rows with tokens, and how many each has.
-        ends: decode: `[T+1]` i32, every token a sequence of its own, for gates that are computed already.
     """
 
     batch: LinearBatch
     form: LinearForm
     read: Tensor
-    rows: Tensor | None = None
     write: Tensor | None = None
     num_rows: int = 0
     width: int = 1
-    ends: Tensor | None = None
 
 
 class GdnRows:
@@ -62,17 +59,17 @@ class GdnRows:
         """Check the step and note the slot of every token, or of every row of a verify step.
 
         Raises:
-            UnsupportedBatch: a field the row does not take; a verify step whose rows are unlike, or have one token.
+            UnsupportedBatch: a field the row does not take; a decode step whose rows may have more than one token; a
+                verify step whose rows are unlike, or have one.
         """
         form = check_linear_batch(self._request, batch, capture=capture)
         if batch.phase == "verify":
             return self._plan_verify(batch, form)
-        device = batch.slots.device
-        tokens = torch.arange(batch.num_tokens, dtype=batch.qo_indptr.dtype, device=device)
-        # a token past the last row belongs to none; empty rows are passed over
-        rows = torch.searchsorted(batch.qo_indptr[1 : batch.num_rows + 1].contiguous(), tokens, right=True)
-        ends = torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device)
-        return RowsStep(batch=batch, form=form, read=_of_tokens(batch, batch.slots, rows), rows=rows, ends=ends)
+        longest = longest_row(batch)
+        if longest is not None and longest > 1:
+            needed = "at most 1 in decode: the library advances a state by one token"
+            raise linear_refusal(self._request, "max_q_len", needed, str(longest), "decode")
+        return RowsStep(batch=batch, form=form, read=slots_of_tokens(batch, batch.slots))
 
     def forward(
         self,
@@ -99,14 +96,12 @@ class GdnRows:
             return self._verify(q, k, v, gates, layer, state, pool, slots, out)
         if batch.num_tokens == 0:
             return out
-        read = state.read
-        if slots is not batch.slots:
-            assert state.rows is not None, "decode knows the row of each token"
-            read = _of_tokens(batch, slots, state.rows)
+        read = state.read if slots is batch.slots else slots_of_tokens(batch, slots)
         with self._compiles.first("gated delta net decode", self._request.dtype):
             if isinstance(gates, ComputedGates):
-                assert state.ends is not None, "decode knows the end of each token"
-                return run_chunked(q, k, v, gates, layer, state.ends, read, read, pool, out)
+                # every token is a sequence of its own
+                ends = torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=read.device)
+                return run_chunked(q, k, v, gates, layer, ends, read, read, pool, out)
             answer, _ = gated_delta_rule_decode_pretranspose(
                 q=q[:, None],
                 k=k[:, None],
@@ -197,9 +192,3 @@ class GdnRows:
             )
         out[: rows * width] = answer.flatten(0, 1)
         return out
-
-
-def _of_tokens(batch: LinearBatch, slots: Tensor, rows: Tensor) -> Tensor:
-    """The slot of each token's row, -1 for a token of none; a tensor of its own, aligned as the library wants it."""
-    padded = torch.nn.functional.pad(slots[: batch.num_rows].to(torch.int32), (0, 1), value=-1)
-    return padded[rows]

@@ -1,9 +1,8 @@
 """The Triton kernel of decode and verify: each row's tokens one after another, its state read and written once.
 
 In: tokens, raw or computed gates, a pool of states and the slots of the rows. Out: outputs, and states in the pool, in
-slots a token, or in `intermediate`. One program, which is one warp, advances a block of value channels of one head of
-one row, so a row's bits do not depend on what shares its batch, and no sum crosses a warp. It reads every row number on
-the device: a CUDA graph may record it.
+slots a token, or in `intermediate`. One program advances a block of value channels of one head of one row, so a row's
+bits do not depend on what shares its batch. It reads every row number on the device: a CUDA graph may record it.
 
 The library's own recurrent functions take one packed state a row: they know no slots, pads or trees.
 Source: fla-core 0.6.0 ops/gated_delta_rule/fused_recurrent.py, ops/kda/fused_recurrent.py.

@@ -7,7 +7,7 @@ graph may record a step and a later `plan` brings its tensors up to date. Never 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from typing import Final, Literal
 
 import torch
 import triton
@@ -24,12 +24,14 @@ from backstamp.linear_checks import (
     linear_refusal,
 )
 from backstamp_linear_attn.recurrence import advance_rows
+from backstamp_linear_attn.token_slots import longest_row
 
 __all__ = ["RowsStep", "TritonRows", "blocks_of"]
 
-#: Numbers of state in a program of one warp: 32 registers a thread, and no sum that leaves the warp. Larger blocks and
-#: more warps reach 0.73 to 0.91 of a copy's bandwidth where this one reaches 0.92 to 0.95 (H200, fp32, 32 to 512 rows).
-_BLOCK = 1024
+#: Numbers of state and warps of a program. Keys last: one warp, so that no sum leaves it, and 32 registers a thread;
+#: more of either reaches 0.73 to 0.91 of a copy's bandwidth where this reaches 0.93 (H200, fp32, 32 to 512 rows).
+#: Values last: lines of 64 values, 0.83 to 0.88; narrower ones read parts of lines, 0.64 to 0.84.
+_BLOCKS: Final[dict[str, tuple[int, int]]] = {"vk": (1024, 1), "kv": (8192, 4)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class TritonRows:
         form = check_linear_batch(self._request, batch, capture=capture)
         tree = "" if batch.parents is None else ", tree"
         what = f"{self._request.family} {batch.phase} {self._request.dtype}, {form}{tree}"
-        step = RowsStep(batch=batch, form=form, many=_may_have_many(batch), what=what)
+        longest = longest_row(batch)
+        step = RowsStep(batch=batch, form=form, many=longest is None or longest > 1, what=what)
         return step if state is None else self._refresh(state, step)
 
     def replan(self, state: RowsStep) -> None:
@@ -104,7 +107,7 @@ class TritonRows:
         if channels and a.stride(-1) != 1:
             a = a.contiguous()
         kept, table, parents = batch.intermediate, batch.slot_table, batch.parents
-        block_k, block_v = blocks_of(layer.head_dim, layer.v_head_dim)
+        block_k, block_v, num_warps = blocks_of(layer.head_dim, layer.v_head_dim, pool.order)
         grid = ((batch.num_rows + 1) * layer.num_kv_heads * triton.cdiv(layer.v_head_dim, block_v),)
         with self._compiles.first(state.what):
             advance_rows[grid](
@@ -151,7 +154,7 @@ class TritonRows:
                 FORM=state.form,
                 TREE=parents is not None,
                 MANY=state.many,
-                num_warps=1,
+                num_warps=num_warps,
             )
         return out
 
@@ -185,20 +188,11 @@ class TritonRows:
         return state
 
 
-def _may_have_many(batch: LinearBatch) -> bool:
-    """Whether a row may have more than one token, as far as the host knows."""
-    if batch.max_q_len is not None:
-        return batch.max_q_len > 1
-    if batch.qo_indptr_host is None:
-        return True
-    ends: list[int] = batch.qo_indptr_host[: batch.num_rows + 1].tolist()
-    return any(stop - start > 1 for start, stop in pairwise(ends))
-
-
-def blocks_of(head_dim: int, v_head_dim: int) -> tuple[int, int]:
-    """Key and value channels of one program."""
+def blocks_of(head_dim: int, v_head_dim: int, order: Literal["vk", "kv"]) -> tuple[int, int, int]:
+    """Key channels, value channels and warps of one program."""
     block_k = triton.next_power_of_2(head_dim)
-    return block_k, min(max(_BLOCK // block_k, 1), triton.next_power_of_2(v_head_dim))
+    numbers, warps = _BLOCKS[order]
+    return block_k, min(max(numbers // block_k, 1), triton.next_power_of_2(v_head_dim)), warps
 
 
 def _steps(tensor: Tensor) -> list[int]:
