@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from backstamp.errors import UnsupportedBatch
 from backstamp.linear_gates import computed_gates
 from backstamp.linear_math import unit_heads
+from backstamp.testing.linear_batches import linear_layer
 from backstamp_linear_attn.backend import build_flashinfer_prefill, build_flashinfer_rows
 from backstamp_linear_attn.plugin import FLASHINFER_PREFILL, FLASHINFER_ROWS
 from tests.linear_steps import (
@@ -44,9 +46,16 @@ def library(monkeypatch):
     return behave.flashinfer(monkeypatch)
 
 
+def split_above(tokens, monkeypatch):
+    """Have rows of more tokens be ones that the library may split; the module is the one over the stand-in."""
+    monkeypatch.setattr(import_module("backstamp_linear_attn.flashinfer_prefill"), "_SHORT_ROW", tokens)
+
+
+@pytest.mark.parametrize("short", [0, 1024], ids=["packed", "pool"])
 @pytest.mark.parametrize("of", [pytest.param(of, id=name) for name, of in PREFILL.items()])
-def test_prefill_equals_the_recurrence(of):
-    """Outputs and the pool; fresh rows read no state."""
+def test_prefill_equals_the_recurrence(of, short, monkeypatch):
+    """Outputs and the pool; fresh rows read no state. Rows that the library may split go through packed states."""
+    split_above(short, monkeypatch)
     made = step("prefill", of, **FP16)
     wanted = reference(made)
     assert compare(made, run(build_flashinfer_prefill, PREFILL_OFFER, made, **PREFILLS), wanted) < BOUND
@@ -54,6 +63,17 @@ def test_prefill_equals_the_recurrence(of):
 
 #: More rows than the library splits: as many states as it takes to be above `_FEW_STATES`.
 MANY = {"q_lens": [1, 0, 2] * 9, "has_state": [True, False, True] * 9, "pads": [3, 5], "pad_tokens": 2}
+
+
+def test_short_rows_are_not_worth_splitting(library):
+    """However few: their states stay where they lie."""
+    made = step("prefill", {"q_lens": [1024]}, layer=linear_layer(1, 1, 16, 16), **FP16)
+    library.on(behave.PREFILL, lambda output, **_: output.zero_())
+    run(build_flashinfer_prefill, PREFILL_OFFER, made, **PREFILLS)
+    longer = step("prefill", {"q_lens": [1025]}, layer=linear_layer(1, 1, 16, 16), **FP16)
+    library.on(behave.PREFILL, lambda output_state, output, **_: (output.zero_(), output_state.zero_()))
+    run(build_flashinfer_prefill, PREFILL_OFFER, longer, **PREFILLS)
+    assert ["state_indices" in called for called in library.called(behave.PREFILL)] == [True, False]
 
 
 @pytest.mark.parametrize("host_lens", [True, False])
@@ -66,10 +86,14 @@ def test_prefill_of_many_rows_equals_the_recurrence(host_lens):
     assert out[-2:].abs().max() == 0
 
 
-def test_prefill_of_few_rows_hands_over_packed_states_and_the_longest_row(library):
+def test_prefill_of_few_long_rows_hands_over_packed_states_and_the_longest_row(library, monkeypatch):
     """The library splits a row among processors over packed states alone, and launches by the longest."""
+    split_above(8, monkeypatch)
     made = step("prefill", PREFILL["ragged"] | {"pad_tokens": 3}, **FP16)
-    run(build_flashinfer_prefill, PREFILL_OFFER, made, **PREFILLS)
+    wanted = reference(made)
+    out = run(build_flashinfer_prefill, PREFILL_OFFER, made, **PREFILLS)
+    assert compare(made, out, wanted) < BOUND
+    assert out[18:].abs().max() == 0
     (called,) = library.called(behave.PREFILL)
     assert called["initial_state"].shape == called["output_state"].shape == (4, 4, 32, 16)
     assert called["initial_state"].dtype == torch.float32
@@ -97,8 +121,10 @@ def test_prefill_addresses_the_pool_and_hands_over_factors(library):
     assert torch.allclose(called["g"], computed_gates(made.gates).g.exp())
 
 
-def test_prefill_writes_a_strided_output_by_a_copy():
+@pytest.mark.parametrize("short", [0, 1024], ids=["packed", "pool"])
+def test_prefill_writes_a_strided_output_by_a_copy(short, monkeypatch):
     """The library takes contiguous tensors."""
+    split_above(short, monkeypatch)
     made = step("prefill", PREFILL["ragged"], **FP16)
     wanted = reference(made)
     wide_q, wide_k = torch.cat([made.q, made.k], 1).split(2, 1)

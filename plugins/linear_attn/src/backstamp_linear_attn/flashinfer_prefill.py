@@ -1,9 +1,9 @@
 """`flashinfer` in prefill of a gated delta net: the library's chunked kernels, around one state pool.
 
-In: the linear call contract; states `vk`. Out: outputs and states in place. Where rows are many, the library reads and
-writes the pool itself, by slots of which -1 reads a zero state or writes none. Where they are few, it can split a row
-among the chip's processors, but only over packed states: those are gathered and scattered, a few megabytes. Its kernels
-are compiled by the CuTe DSL at the first call. Never holds the current batch.
+In: the linear call contract; states `vk`. Out: outputs and states in place. Where rows are many or short, the library
+reads and writes the pool itself, by slots of which -1 reads a zero state or writes none. Where they are few and long,
+it can split a row among the chip's processors, but only over packed states: those are gathered and scattered, a few
+megabytes. Its kernels are compiled by the CuTe DSL at the first call. Never holds the current batch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ __all__ = ["GdnPrefill", "run_chunked"]
 #: processors, which are 132 on an H200 and at most 188 elsewhere; where it does not, packing costs a few microseconds.
 #: Source: flashinfer 0.7.4 gdn_kernels/delta_rule_dsl/varlen_helper.py, should_use_cp_host
 _FEW_STATES = 94
+#: Tokens of a row up to which it is not worth splitting: a block of 64 takes some 3 us on an H200, the four kernels of
+#: a split row and the two that carry states some 40.
+_SHORT_ROW = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,8 @@ class GdnPrefill:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         if batch.num_tokens == 0 or batch.num_rows == 0 or state.num_tokens == 0:
             return out.zero_()
-        few = batch.num_rows * layer.num_kv_heads <= _FEW_STATES
+        long = state.max_q_len is None or state.max_q_len > _SHORT_ROW
+        few = long and batch.num_rows * layer.num_kv_heads <= _FEW_STATES
         with self._compiles.first("gated delta net prefill", self._request.dtype, "few rows" if few else ""):
             if few:
                 return _run_packed(q, k, v, gates, layer, state, pool, slots, out)
