@@ -20,7 +20,8 @@ from torch import Tensor
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call, linear_refusal
+from backstamp.linear_checks import check_linear_batch, check_linear_build, linear_refusal
+from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.states import load_states, store_states
 
 __all__ = ["FlaPrefill", "FlaStep"]
@@ -61,6 +62,7 @@ class FlaPrefill:
         if not kda:
             _check_no_stand_in(request)
         self._request = request
+        self._check_call = LinearCallChecks(request)
         self._chunked: _Chunked = chunk_kda if kda else chunk_gated_delta_rule
         self._compiles = Announcer("triton")
 
@@ -91,7 +93,7 @@ class FlaPrefill:
     ) -> Tensor:
         """Run one layer; shapes as in `LinearBackend.forward`. Tokens of no row come out as zero."""
         batch = state.batch
-        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        self._check_call(q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         total = state.num_tokens
         if out is None and total < batch.num_tokens:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)

@@ -18,7 +18,8 @@ from torch import Tensor
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call
+from backstamp.linear_checks import check_linear_batch, check_linear_build
+from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.prepare import prepare_tokens
 from backstamp_linear_attn.states import load_states, store_states
 
@@ -56,6 +57,7 @@ class GdnPrefill:
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
         self._request = request
+        self._check_call = LinearCallChecks(request)
         self._compiles = Announcer("flashinfer")
 
     def plan(self, batch: LinearBatch, *, state: PrefillStep | None = None, capture: bool = False) -> PrefillStep:
@@ -92,7 +94,7 @@ class GdnPrefill:
     ) -> Tensor:
         """Run one layer; shapes as in `LinearBackend.forward`. Tokens of no row come out as zero."""
         batch = state.batch
-        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        self._check_call(q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         if batch.num_tokens == 0 or batch.num_rows == 0 or state.num_tokens == 0:

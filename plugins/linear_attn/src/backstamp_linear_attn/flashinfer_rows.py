@@ -19,10 +19,10 @@ from backstamp.linear_checks import (
     LinearForm,
     check_linear_batch,
     check_linear_build,
-    check_linear_call,
     linear_refusal,
 )
 from backstamp.linear_math import first_slots
+from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.flashinfer_prefill import run_chunked
 from backstamp_linear_attn.token_slots import longest_row, slots_of_tokens
 
@@ -53,6 +53,7 @@ class GdnRows:
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
         self._request = request
+        self._check_call = LinearCallChecks(request)
         self._compiles = Announcer("flashinfer")
 
     def plan(self, batch: LinearBatch, *, state: RowsStep | None = None, capture: bool = False) -> RowsStep:
@@ -86,7 +87,7 @@ class GdnRows:
     ) -> Tensor:
         """Run one layer; shapes as in `LinearBackend.forward`. Pads and tokens of no row come out as zero."""
         batch = state.batch
-        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        self._check_call(q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         if pool.ssm.dtype is not torch.float32:
             # a bf16 pool has its slot 0 overwritten by every pad. Source: flashinfer 0.7.4 gdn_decode.py:744
             raise linear_refusal(self._request, "pool.ssm", "torch.float32", str(pool.ssm.dtype), batch.phase)

@@ -17,7 +17,8 @@ from torch import Tensor
 from backstamp.attention import ComputedGates, LayerSpec, LinearBatch, RawGates, StatePool
 from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
-from backstamp.linear_checks import check_linear_batch, check_linear_build, check_linear_call, linear_refusal
+from backstamp.linear_checks import check_linear_batch, check_linear_build, linear_refusal
+from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.states import load_states, store_states
 
 __all__ = ["KdaPrefill", "KdaStep"]
@@ -41,6 +42,7 @@ class KdaPrefill:
     def __init__(self, request: BuildRequest) -> None:
         check_linear_build(request)
         self._request = request
+        self._check_call = LinearCallChecks(request)
         # the library is compiled; the kernels that carry states are not
         self._compiles = Announcer("flashkda")
 
@@ -73,7 +75,7 @@ class KdaPrefill:
             UnsupportedBatch: gates that are computed already, have no bound or one below -5, or are not bf16.
         """
         batch, total = state.batch, state.num_tokens
-        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        self._check_call(q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         raw = self._bounded(gates)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)

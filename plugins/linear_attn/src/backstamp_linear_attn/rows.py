@@ -20,9 +20,9 @@ from backstamp.linear_checks import (
     LinearForm,
     check_linear_batch,
     check_linear_build,
-    check_linear_call,
     linear_refusal,
 )
+from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.recurrence import advance_rows
 from backstamp_linear_attn.token_slots import longest_row
 
@@ -59,6 +59,7 @@ class TritonRows:
             needed = "a CUDA or ROCm GPU, or Triton's interpreter (TRITON_INTERPRET=1 before triton is imported)"
             raise linear_refusal(request, "device", needed, request.device)
         self._request = request
+        self._check_call = LinearCallChecks(request)
         self._compiles = Announcer("triton")
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
@@ -95,7 +96,7 @@ class TritonRows:
     ) -> Tensor:
         """Run one layer; shapes as in `LinearBackend.forward`. Pads and tokens of no row come out as zero."""
         batch = state.batch
-        check_linear_call(self._request, q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
+        self._check_call(q, k, v, gates, layer, batch, pool=pool, slots=slots, out=out)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         if batch.num_tokens == 0:
