@@ -1,132 +1,188 @@
-"""The work `bench/kernels.py` measures: shapes, their tensors, and the check against float64."""
+"""One piece of work `bench/kernels.py` measures, as numbers: what a step looks like, and what it costs at least.
+
+In: rows, heads, pages. Out: how the record names it, the case a resolver and a model are made of, floating-point
+operations and bytes. Nothing here touches a tensor or knows a kernel.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
-import torch
-from torch import Tensor
+from backstamp.declarations import Family, Phase
+from backstamp.testing.conformance.cases import AttentionCase
+from backstamp.testing.conformance.linear_cases import LinearCase
+from backstamp.testing.conformance.sparse_cases import SparseCase
 
-from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV
-from backstamp.testing.reference import gather_row, relative_error
+__all__ = ["LATENT", "PHASES", "WORKS", "Shape", "Work", "case_of", "family_of", "linear_case_of"]
 
-HEADS, KV_HEADS, DIM = 32, 8, 128
-MLA_HEADS, LATENT, ROTARY = 128, 512, 64
+Work: TypeAlias = Literal[
+    "prefill",
+    "extend",
+    "decode",
+    "verify",
+    "mla_prefill",
+    "mla_decode",
+    "sparse_mla_prefill",
+    "sparse_mla_decode",
+    "gdn_prefill",
+    "gdn_decode",
+    "kda_prefill",
+    "kda_decode",
+]
+WORKS: Final[tuple[Work, ...]] = get_args(Work)
+#: The phase a work runs in.
+PHASES: Final[dict[Work, Phase]] = {
+    work: "verify" if work == "verify" else "decode" if work.endswith("decode") else "prefill" for work in WORKS
+}
+_FAMILIES: Final[dict[str, Family]] = {"mla": "mla", "sparse": "sparse_mla", "gdn": "gdn", "kda": "kda"}
+#: Families whose values lie inside their keys.
+LATENT: Final = frozenset({"mla", "sparse_mla"})
+#: Bytes of one number, and of one token of a packed latent cache.
+_NUMBER: Final = {"same": 2, "e4m3fn": 1}
+_PACKED: Final = {"fp8_ds_mla": 656}
 
 
 class Shape(NamedTuple):
-    """One piece of work: `rows` requests of `q_len` queries over `kv_len` tokens in pages of `page_size`."""
+    """One piece of work; every number is bf16 unless it says otherwise.
 
-    work: str
-    rows: int
-    q_len: int
-    kv_len: int
-    page_size: int
+    Attributes:
+        rows: (query tokens, KV tokens with them) of each request; the two are one in linear attention.
+        page_size: in tokens; 0 where keys and values lie in no cache (prefill), and in linear attention.
+        heads, dims: of queries and keys, or of keys and values in linear attention.
+        kv_dtype: of the cache: "same", "e4m3fn", or "fp8_ds_mla", which is a layout too.
+        tree: a verify step's tokens are a tree, not a chain.
+        topk: keys each token of sparse attention chooses.
+        name: what the record calls the rows where they are unlike.
+    """
+
+    work: Work
+    rows: tuple[tuple[int, int], ...]
+    page_size: int = 0
+    heads: tuple[int, int] = (32, 8)
+    dims: tuple[int, int] = (128, 128)
+    kv_dtype: str = "same"
+    tree: bool = False
+    topk: int = 0
+    name: str = ""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that serves it."""
+        return PHASES[self.work]
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a recurrence."""
+        return self.work.startswith(("gdn", "kda"))
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows are alike."""
+        return len(set(self.rows)) == 1
 
     @property
     def label(self) -> str:
-        """How the record names the shape."""
-        return f"b{self.rows} q{self.q_len} kv{self.kv_len} page{self.page_size}"
+        """How the record names the shape, unique within its work."""
+        q_len, kv_len = self.rows[0]
+        lengths = f"t{q_len}" if self.linear else f"q{q_len} kv{kv_len}"
+        words = [self.name or f"b{len(self.rows)} {lengths}"]
+        if not self.linear:
+            words.append(f"page{self.page_size}" if self.page_size else "ragged")
+        words += [f"top{self.topk}"] if self.topk else []
+        words += [self.kv_dtype] if self.kv_dtype != "same" else []
+        words += ["tree"] if self.tree else []
+        words += [f"h{self.heads[0]}"] if self.work.startswith(("mla", "sparse")) and self.heads[0] != 128 else []
+        return " ".join(words)
 
+    @property
+    def num_tokens(self) -> int:
+        """Query tokens of all rows."""
+        return sum(q for q, _ in self.rows)
 
-@dataclass(frozen=True)
-class Data:
-    """One shape's tensors: scattered pages, random values."""
-
-    shape: Shape
-    q: Tensor
-    kv: PagedKV
-    batch: Batch
-    layer: LayerSpec
+    @property
+    def num_kv_tokens(self) -> int:
+        """KV tokens of all rows."""
+        return sum(kv for _, kv in self.rows)
 
     @property
     def flops(self) -> float:
-        """Floating-point operations that must be done; a causal prefill does half the square."""
-        shape, layer = self.shape, self.layer
-        pairs = shape.rows * shape.q_len * shape.kv_len * (0.5 if shape.q_len > 1 else 1.0)
-        return 2 * pairs * layer.num_qo_heads * (layer.head_dim + layer.v_head_dim)
+        """Floating-point operations that must be done: two for each number of a key a query sees, and of its value.
+
+        A token of a recurrence reads its state, changes it and reads it again: six for each number of the state. A
+        tree is counted as the chain.
+        """
+        if self.linear:
+            return 6.0 * self.num_tokens * self.heads[1] * self.dims[0] * self.dims[1]
+        return 2.0 * sum(map(self._pairs, self.rows)) * self.heads[0] * sum(self.dims)
 
     @property
     def bytes(self) -> float:
-        """Bytes that must move: the cache once, queries in, outputs out."""
-        shape, layer = self.shape, self.layer
-        per_token = layer.head_dim * (1 if self.kv.v is None else 2) * layer.num_kv_heads
-        cache = shape.rows * shape.kv_len * per_token
-        ends = shape.rows * shape.q_len * layer.num_qo_heads * (layer.head_dim + layer.v_head_dim)
-        return 2.0 * (cache + ends)
+        """Bytes that must move: the keys and values that are seen once, queries in, outputs out; in a recurrence
+        tokens and gates in, outputs out, and states of fp32, which a prefill here only writes."""
+        if self.linear:
+            return self._linear_bytes
+        ends = 2.0 * self.num_tokens * self.heads[0] * sum(self.dims)
+        return ends + self._token_bytes * sum(min(kv, q * self.topk) if self.topk else kv for q, kv in self.rows)
+
+    def _pairs(self, row: tuple[int, int]) -> float:
+        q_len, kv_len = row
+        if self.topk:
+            return float(sum(min(self.topk, kv_len - q_len + at + 1) for at in range(q_len)))
+        return q_len * (kv_len - q_len) + q_len * (q_len + 1) / 2
+
+    @property
+    def _token_bytes(self) -> int:
+        if self.kv_dtype in _PACKED:
+            return _PACKED[self.kv_dtype]
+        numbers = self.dims[0] if family_of(self) in LATENT else sum(self.dims)
+        return numbers * self.heads[1] * _NUMBER[self.kv_dtype]
+
+    @property
+    def _linear_bytes(self) -> float:
+        (keys, values), (dk, dv) = self.heads, self.dims
+        decays = values * dk if self.work.startswith("kda") else values
+        # decode takes raw gates of the tokens' dtype, prefill computed ones of fp32
+        gates = (decays + values) * (2 if self.phase == "decode" else 4)
+        state = len(self.rows) * values * dk * dv * 4 * (2 if self.phase == "decode" else 1)
+        return float(self.num_tokens * ((2 * keys * dk + 2 * values * dv) * 2 + gates) + state)
 
 
-def mha_data(shape: Shape) -> Data:
-    """Grouped-query tensors; K and V of a page side by side, pages in random order."""
-    pages = shape.rows * shape.kv_len // shape.page_size
-    cache = torch.randn(pages, 2, shape.page_size, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    q = torch.randn(shape.rows * shape.q_len, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    layer = LayerSpec(
-        layer_id=0, num_qo_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, v_head_dim=DIM, scale=DIM**-0.5
+def family_of(shape: Shape) -> Family:
+    """The attention family a kernel's row must serve."""
+    return _FAMILIES.get(shape.work.partition("_")[0], "mha")
+
+
+def case_of(shape: Shape) -> AttentionCase:
+    """The attention shape as the conformance kit describes a step: its model is what is resolved."""
+    known = {
+        "name": shape.label,
+        "phase": shape.phase,
+        "rows": shape.rows,
+        "family": family_of(shape),
+        "heads": shape.heads,
+        "dims": shape.dims,
+        # a plan has a page size even where a step has no cache
+        "page_size": shape.page_size or 64,
+        "dtype": "bf16",
+        "kv_dtype": shape.kv_dtype,
+        "layout": shape.kv_dtype if shape.kv_dtype in _PACKED else "rows",
+        "tree": "qlen" if shape.tree else None,
+        "new": "" if shape.page_size else "all",
+    }
+    if family_of(shape) == "sparse_mla":
+        return SparseCase(**known, topk=shape.topk)  # type: ignore[arg-type]
+    return AttentionCase(**known)  # type: ignore[arg-type]
+
+
+def linear_case_of(shape: Shape) -> LinearCase:
+    """The recurrence as the conformance kit describes a step."""
+    return LinearCase(
+        name=shape.label,
+        phase=shape.phase,
+        q_lens=tuple(q for q, _ in shape.rows),
+        family="gdn" if family_of(shape) == "gdn" else "kda",
+        heads=shape.heads,
+        dims=shape.dims,
+        dtype="bf16",
+        raw_gates=shape.phase == "decode",
     )
-    return Data(shape, q, PagedKV(k=cache[:, 0], v=cache[:, 1]), batch_of(shape, pages), layer)
-
-
-def mla_data(shape: Shape) -> Data:
-    """Absorbed MLA tensors over a latent cache."""
-    pages = shape.rows * shape.kv_len // shape.page_size
-    cache = torch.randn(pages, shape.page_size, 1, LATENT + ROTARY, device="cuda", dtype=torch.bfloat16) * 0.3
-    q = torch.randn(shape.rows, MLA_HEADS, LATENT + ROTARY, device="cuda", dtype=torch.bfloat16) * 0.3
-    layer = LayerSpec(
-        layer_id=0,
-        num_qo_heads=MLA_HEADS,
-        num_kv_heads=1,
-        head_dim=LATENT + ROTARY,
-        v_head_dim=LATENT,
-        scale=192**-0.5,
-    )
-    return Data(shape, q, PagedKV(k=cache, v=None), batch_of(shape, pages), layer)
-
-
-def batch_of(shape: Shape, pages: int) -> Batch:
-    """A uniform batch over pages in random order."""
-    table = torch.randperm(pages, device="cuda").int().view(shape.rows, -1)
-    qo_indptr = torch.arange(shape.rows + 1, dtype=torch.int32) * shape.q_len
-    kv_lens = torch.full((shape.rows,), shape.kv_len, dtype=torch.int32)
-    per_row = shape.kv_len // shape.page_size
-    return Batch(
-        phase="decode" if shape.q_len == 1 else "prefill",
-        num_rows=shape.rows,
-        num_tokens=shape.rows * shape.q_len,
-        max_q_len=shape.q_len,
-        max_kv_len=shape.kv_len,
-        decode_q_len=1 if shape.q_len == 1 else None,
-        qo_indptr=qo_indptr.cuda(),
-        kv_lens=kv_lens.cuda(),
-        index=KVIndex(
-            page_size=shape.page_size,
-            page_table=table,
-            kv_indptr=torch.arange(shape.rows + 1, dtype=torch.int32, device="cuda") * per_row,
-            kv_indices=table.view(-1),
-        ),
-        qo_indptr_host=qo_indptr,
-        kv_lens_host=kv_lens,
-    )
-
-
-def sampled_error(out: Tensor, data: Data) -> float:
-    """Relative error against float64 on sampled tokens of the first and the last row, all heads."""
-    shape, layer = data.shape, data.layer
-    answers, truths = [], []
-    for row in (0, shape.rows - 1):
-        k = gather_row(data.kv.k, data.batch.index, row, shape.kv_len).double()
-        v = (
-            k[..., : layer.v_head_dim]
-            if data.kv.v is None
-            else gather_row(data.kv.v, data.batch.index, row, shape.kv_len).double()
-        )
-        share = layer.num_qo_heads // layer.num_kv_heads
-        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-        for at in sorted({0, shape.q_len // 2, shape.q_len - 1}):
-            token = row * shape.q_len + at
-            seen = shape.kv_len - shape.q_len + at + 1
-            logits = torch.einsum("hd,khd->hk", data.q[token].double(), k[:seen]) * layer.scale
-            answers.append(out[token])
-            truths.append(torch.einsum("hk,khd->hd", logits.softmax(-1), v[:seen]))
-    return relative_error(torch.stack(answers), torch.stack(truths))

@@ -1,0 +1,123 @@
+"""Start the processes that measure, read what they tell, and start again behind a kernel that ended or stalled one.
+
+In: which shapes and kernels. Out: a `Run` after every shape, so that a record can be written that often. What a kernel
+takes down with it is its own figure; the process that comes after leaves that kernel out of that shape.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+from records import Row, Run
+from shapes import Shape
+
+__all__ = ["KERNEL_SECONDS", "measure_all"]
+
+_SCRIPT: Final = Path(__file__).parent / "measuring.py"
+#: Seconds one kernel may take for one shape: a first compile of a large kernel takes minutes.
+KERNEL_SECONDS: Final = 240.0
+
+
+def measure_all(
+    shapes: Sequence[Shape],
+    which: Sequence[int],
+    *,
+    kernels: Sequence[str] = (),
+    rounds: int = 1,
+    tiny: bool = False,
+    untuned: bool = False,
+    seconds: float = KERNEL_SECONDS,
+    script: Path = _SCRIPT,
+) -> Iterator[Run]:
+    """Measure `shapes[at]` for each `at` of `which`; everything told so far after each shape, and at the end."""
+    request = {"kernels": list(kernels), "rounds": rounds, "tiny": tiny, "untuned": untuned}
+    about: dict[str, Any] = {}
+    results: list[Row] = []
+    not_run: list[Row] = []
+    left, without = list(which), list[str]()
+    while left:
+        shape = shapes[left[0]]
+        begun: str | None = None
+        for told in _lines(script, request | {"shapes": left, "without": without}, seconds):
+            if "limits" in told:
+                # of the first process: a run has one
+                about = about or told
+            elif "begin" in told:
+                begun = told["begin"]
+            elif "row" in told:
+                results.append(told["row"])
+                without.append(told["row"]["kernel"])
+            elif "missing" in told:
+                not_run.append(told["missing"])
+                without.append(told["missing"].get("kernel", ""))
+            elif "end" in told:
+                left, without, begun = left[1:], [], None
+                yield Run(about, results, not_run, rounds)
+                shape = shapes[left[0]] if left else shape
+            elif "lost" in told and left:
+                lost = _lost(shape, begun, told["lost"])
+                if begun and begun not in without:
+                    not_run.append(lost | {"kernel": begun})
+                    without.append(begun)
+                elif begun is None or begun == "":
+                    # no kernel to leave out: the shape itself, or the whole process, cannot be measured
+                    not_run.append(lost)
+                    left, without = left[1:], []
+        if not about:
+            raise SystemExit(f"bench: the measuring process did not start: {not_run[-1]['reason'] if not_run else '?'}")
+        yield Run(about, results, not_run, rounds)
+
+
+def _lost(shape: Shape, begun: str | None, how: str) -> Row:
+    where = "in it" if begun else "as kernels were timed in turn" if begun == "" else "before a kernel began"
+    reason = f"the process ended {where} ({how})"
+    return {"work": shape.work, "shape": shape.label, "status": "failed", "reason": reason}
+
+
+def _lines(script: Path, request: dict[str, Any], seconds: float) -> Iterator[dict[str, Any]]:
+    """What one process tells; a last `lost` where it did not end by itself and well."""
+    child = subprocess.Popen(
+        [sys.executable, str(script), json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None, "a pipe"
+    assert child.stderr is not None, "a pipe"
+    lines: queue.Queue[str | None] = queue.Queue()
+    errors: list[str] = []
+    readers = [
+        threading.Thread(target=_read, args=(child.stdout, lines.put), daemon=True),
+        threading.Thread(target=_read, args=(child.stderr, lambda line: errors.append(line or "")), daemon=True),
+    ]
+    for reader in readers:
+        reader.start()
+    lost, ended = "", False
+    try:
+        while (line := lines.get(timeout=seconds)) is not None:
+            if line.startswith("{"):
+                yield json.loads(line)
+        ended = True
+    except queue.Empty:
+        lost = f"took over {seconds:.0f} s"
+    finally:
+        if not ended:
+            child.kill()
+        child.wait()
+        for reader in readers:
+            reader.join()
+        child.stdout.close()
+        child.stderr.close()
+    tail = next((line.strip() for line in reversed(errors) if line.strip()), "")
+    if lost or child.returncode:
+        yield {"lost": lost or f"exit {child.returncode}: {tail[:300]}"}
+
+
+def _read(stream: IO[str], tell: Any) -> None:
+    for line in stream:
+        tell(line)
+    tell(None)

@@ -1,0 +1,179 @@
+"""One process that measures some shapes and tells each figure as a line of JSON: `measure_runs.py` starts and reads it.
+
+    python bench/measuring.py REQUEST
+
+In: a request as JSON. Out, a line each: `limits` first; `begin` before each kernel; `row` or `missing` after it; `end`
+after each shape. A kernel that takes the device with it ends the process, exit 3: what was told stays told.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from backstamp.catalogue import build_catalogue
+from backstamp.discovery import discover
+from backstamp.errors import BackstampError
+from backstamp.host import this_host
+from built import Candidate, Here, Ready, candidates
+from linear_checks import take_first_configurations
+from linear_peers import linear_peers
+from peers import attention_peers
+from shape_list import SHAPES, TINY
+from shapes import Shape
+from steps import AttentionStep, LinearStep, attention_step, linear_step
+from timing import alternate, limits, release, versions
+from truth import attention_error, linear_error
+
+__all__ = ["Wrong", "is_asked", "measure"]
+
+#: Worst relative error of a sampled token: outputs are rounded to bf16, weights may be; chunks of a recurrence keep
+#: what is inside them in bf16 too.
+ATTENTION_BOUND: Final = 1e-2
+LINEAR_BOUND: Final = 2e-2
+#: Words of an error after which nothing runs on the device in this process.
+_LOST: Final = ("CUDA error", "cudaError", "HIP error", "illegal memory access", "Triton Error")
+
+
+class Wrong(Exception):
+    """An answer that is off: the kernel is told, and not timed."""
+
+
+class DeviceLost(Exception):
+    """A kernel left the device unusable for this process."""
+
+
+class Checked(NamedTuple):
+    """A kernel that answered right, ready to be timed."""
+
+    candidate: Candidate
+    ready: Ready
+    error: float
+
+
+def main() -> int:
+    """Measure what the request names."""
+    request = json.loads(sys.argv[1])
+    if request["untuned"]:
+        take_first_configurations()
+    here = Here(this_host("cpu" if request["tiny"] else None), build_catalogue(discover()))
+    host = here.host.device_name or f"{here.host.arch} CPU"
+    _say(limits=limits(request["tiny"]), versions=versions(), host=host, device=here.host.device, arch=here.host.arch)
+    shapes = TINY if request["tiny"] else SHAPES
+    for at in request["shapes"]:
+        without = request["without"] if at == request["shapes"][0] else ()
+        try:
+            for told in measure(shapes[at], here, request["kernels"], without, request["rounds"]):
+                _say(**told)
+        except DeviceLost as lost:
+            print(lost, file=sys.stderr)
+            return 3
+        _say(end=at)
+    return 0
+
+
+def _say(**told: object) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def is_asked(kernel: str, asked: Sequence[str]) -> bool:
+    """Whether a name is among those asked for: all where none is; `flashinfer` also stands for `flashinfer decode`."""
+    return not asked or any(kernel == name or kernel.startswith((f"{name} ", f"{name},")) for name in asked)
+
+
+def measure(
+    shape: Shape, here: Here, asked: Sequence[str] = (), without: Sequence[str] = (), rounds: int = 1
+) -> Iterator[dict[str, object]]:
+    """What is told of one shape: every kernel that is asked for and not left out."""
+    peers = linear_peers(shape) if shape.linear else attention_peers(shape)
+    every = [one for one in (*candidates(shape, here), *peers) if is_asked(one.kernel, asked)]
+    if not every:
+        yield {"missing": _about(shape) | {"status": "refused", "reason": _nobody(shape, here)}}
+    # nothing is made for kernels that are all refused before they read it
+    step: AttentionStep | LinearStep | None = None
+    waiting: dict[str, Checked] = {}
+    for candidate in (one for one in every if one.kernel not in without):
+        yield {"begin": candidate.kernel}
+        try:
+            if step is None:
+                step = linear_step(shape, here.device) if shape.linear else attention_step(shape, here.device)
+            checked = _checked(candidate, step)
+            if rounds == 1:
+                times = alternate({candidate.kernel: checked.ready.run}, 1)
+                yield {"row": _row(shape, checked, times[candidate.kernel])}
+            else:
+                waiting[candidate.kernel] = checked
+        except Exception as cause:
+            told = _missing(cause)
+            yield {"missing": _about(shape) | {"kernel": candidate.kernel} | told}
+            if any(word in str(cause) for word in _LOST):
+                raise DeviceLost(told["reason"]) from cause
+        finally:
+            checked = None  # type: ignore[assignment]
+            release()
+    if waiting:
+        yield {"begin": ""}
+        times = alternate({name: checked.ready.run for name, checked in waiting.items()}, rounds)
+        for name, checked in waiting.items():
+            yield {"row": _row(shape, checked, times[name])}
+
+
+def _checked(candidate: Candidate, step: AttentionStep | LinearStep) -> Checked:
+    """Prepare a kernel and hold its answer against float64.
+
+    Raises:
+        Wrong: it is off.
+    """
+    if isinstance(step, LinearStep):
+        step.restore()
+        ready = candidate.prepare(step)
+        error, bound = linear_error(ready.run(), step), LINEAR_BOUND
+    else:
+        ready = candidate.prepare(step)
+        error, bound = attention_error(ready.run(), step), ATTENTION_BOUND
+    if not error <= bound:
+        raise Wrong(f"relative error {error:.1e} of a sampled token, more than {bound:.0e}")
+    return Checked(candidate, ready, error)
+
+
+def _row(shape: Shape, checked: Checked, us: float) -> dict[str, object]:
+    return {
+        **_about(shape),
+        "kernel": checked.candidate.kernel,
+        "library": checked.ready.library,
+        "direct": checked.candidate.direct,
+        # four digits are more than a repeated run agrees on
+        "us": _digits(us),
+        "tflops": _digits(shape.flops / us / 1e6),
+        "tbps": _digits(shape.bytes / us / 1e6),
+        "rel_error": _digits(checked.error),
+    }
+
+
+def _about(shape: Shape) -> dict[str, object]:
+    return {"work": shape.work, "shape": shape.label}
+
+
+def _missing(cause: Exception) -> Mapping[str, Any]:
+    """Why a kernel has no figure: `refused` before it ran, `failed`, or `wrong`."""
+    if isinstance(cause, BackstampError):
+        return {"status": "refused", "reason": f"needs {cause.needed}, got {cause.found}"[:400]}
+    if isinstance(cause, ImportError):
+        return {"status": "refused", "reason": str(cause)}
+    said = str(cause).strip().splitlines() or [""]
+    status = "wrong" if isinstance(cause, Wrong) else "failed"
+    return {"status": status, "reason": said[0] if status == "wrong" else f"{type(cause).__name__}: {said[0]}"[:400]}
+
+
+def _nobody(shape: Shape, here: Here) -> str:
+    return f"no kernel asked for has a row for {shape.work} on {here.host.device}"
+
+
+def _digits(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

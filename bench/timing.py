@@ -1,0 +1,98 @@
+"""How long calls take on this machine, and what the machine itself reaches: the limits figures are read against.
+
+In: calls. Out: microseconds, medians over device events with the cache of the last level flushed between calls; on the
+CPU by the clock. A slow call is made a few times and no more: time on a device is dear.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import importlib_metadata
+import torch
+
+from backstamp.timers import time_on_cpu
+
+__all__ = ["LIBRARIES", "alternate", "limits", "microseconds", "release", "versions"]
+
+#: Distributions whose versions a record keeps, where they are installed.
+LIBRARIES: Final = (
+    *("triton", "flashinfer-python", "tokenspeed-fa3", "fa3-fwd", "flash-attn-3", "tokenspeed-fa4"),
+    *("tokenspeed-mla", "sgl-flash-mla", "fla-core", "nvidia-cutlass-dsl"),
+)
+_WARM_MS: Final = 20
+_MOST_MS: Final = 100
+#: A call that takes longer is slow.
+_SLOW_MS: Final = 25.0
+_SLOW_CALLS: Final = 3
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """The median of one call."""
+    if not torch.cuda.is_available():
+        return time_on_cpu(run)
+    run()
+    slow = _event_ms(run)
+    if slow > _SLOW_MS:
+        return statistics.median([slow, *(_event_ms(run) for _ in range(_SLOW_CALLS - 1))]) * 1e3
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=_WARM_MS, rep=_MOST_MS, return_mode="median")) * 1e3
+
+
+def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median of `rounds` medians of each call, taken in turn: what a machine does meanwhile meets all alike."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(microseconds(run))
+    return {name: statistics.median(of) for name, of in times.items()}
+
+
+def limits(tiny: bool = False) -> dict[str, float]:
+    """What this machine's memory and matrix units reach now: a copy of 1 GiB, and a bf16 product of 8192 cubed."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    numbers, size = (1 << 20, 256) if tiny or device == "cpu" else (1 << 29, 8192)
+    source = torch.randn(numbers, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy_us = microseconds(lambda: target.copy_(source))
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product_us = microseconds(lambda: a @ b)
+    # four digits: on a CPU both are small
+    return {
+        "copy_tbps": float(f"{4 * numbers / copy_us / 1e6:.4g}"),
+        "bf16_tflops": float(f"{2 * size**3 / product_us / 1e6:.4g}"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What is measured with what."""
+    named = {"torch": torch.__version__}
+    if torch.version.cuda is not None:
+        named["cuda"] = torch.version.cuda
+    for name in LIBRARIES:
+        try:
+            named[name] = importlib_metadata.version(name)
+        except importlib_metadata.PackageNotFoundError:
+            continue
+    return named
+
+
+def release() -> None:
+    """Give back what the last kernel held."""
+    import gc
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _event_ms(run: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end))
