@@ -6,8 +6,9 @@ step for all layers, is outside. What a declaration refuses raises its refusal; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import torch
 from packaging.requirements import Requirement
@@ -16,7 +17,7 @@ from torch import Tensor
 from backstamp.attention import AttentionBackend, LinearBackend
 from backstamp.catalogue import Catalogue
 from backstamp.construction import RunnerShape, build
-from backstamp.declarations import Offer, Slot
+from backstamp.declarations import GraphLevel, Offer, Slot
 from backstamp.device_check import torch_device
 from backstamp.engine import EngineFacts
 from backstamp.errors import Refused
@@ -30,12 +31,15 @@ from linear_checks import resolve_case as resolve_linear
 from shapes import Shape, case_of, family_of, linear_case_of
 from steps import AttentionStep, LinearStep
 
-__all__ = ["Candidate", "Here", "Ready", "candidates"]
+__all__ = ["Candidate", "Here", "Ready", "Serving", "candidates", "serve"]
 
 #: Distributions that Triton comes in: what runs over them is our own kernel.
 _TRITON: Final = ("triton", "pytorch-triton-rocm", "triton-ascend")
+#: What an operator asks of a kernel's insides, by field of `Requests`.
+Asks: TypeAlias = Mapping[str, str]
+_NOTHING: Final[Asks] = {}
 #: What an operator asks to have our own kernels inside `dsa`.
-_TRITON_INSIDE: Final = {"dsa_prefill_backend": "triton", "dsa_decode_backend": "triton"}
+_TRITON_INSIDE: Final[Asks] = {"dsa_prefill_backend": "triton", "dsa_decode_backend": "triton"}
 
 
 class Ready(NamedTuple):
@@ -51,6 +55,18 @@ class Candidate(NamedTuple):
     kernel: str
     direct: bool
     prepare: Callable[[Any], Ready]
+
+
+class Serving(NamedTuple):
+    """A built, stamped backend over one step: `plan` takes `state` and `capture` as the contract has them, `forward`
+    a planned state, and writes `out`."""
+
+    offer: Offer
+    library: str
+    backend: object
+    plan: Callable[..., Any]
+    forward: Callable[[Any], Tensor]
+    out: Tensor
 
 
 class Here(NamedTuple):
@@ -79,17 +95,34 @@ def candidates(shape: Shape, here: Here) -> Iterator[Candidate]:
         ]
         if of != slot or not offers:
             continue
-        if slot == "linear":
-            yield Candidate(kernel, False, lambda step, kernel=kernel: _linear(kernel, step, here))  # type: ignore[misc]
-            continue
-        yield Candidate(kernel, False, lambda step, kernel=kernel: _attention(kernel, step, here))  # type: ignore[misc]
-        # where a library has the rows and something of ours may be asked for in its place
-        if any(_may_be_ours(offer) for offer in offers):
-            yield Candidate(
-                f"{kernel}, Triton inside",
-                False,
-                lambda step, kernel=kernel: _attention(kernel, step, here, _TRITON_INSIDE),  # type: ignore[misc]
-            )
+        for name, asks in _ways(kernel, offers):
+            yield Candidate(name, False, lambda step, kernel=kernel, asks=asks: _ready(kernel, step, here, asks))  # type: ignore[misc]
+
+
+def serve(
+    kernel: str, step: AttentionStep | LinearStep, here: Here, asks: Asks = _NOTHING, graph: GraphLevel = "never"
+) -> Serving:
+    """Resolve, build and stamp one kernel for a step.
+
+    Raises:
+        BackstampError: it is refused, or the key leads to another kernel on this host.
+    """
+    if isinstance(step, LinearStep):
+        return _serve_linear(kernel, step, here)
+    return _serve_attention(kernel, step, here, asks, graph)
+
+
+def _ways(kernel: str, offers: Sequence[Offer]) -> Iterator[tuple[str, Asks]]:
+    yield kernel, _NOTHING
+    # where a library has the rows and something of ours may be asked for in its place
+    if any(_may_be_ours(offer) for offer in offers):
+        yield f"{kernel}, Triton inside", _TRITON_INSIDE
+
+
+def _ready(kernel: str, step: AttentionStep | LinearStep, here: Here, asks: Asks) -> Ready:
+    serving = serve(kernel, step, here, asks)
+    state, forward = serving.plan(), serving.forward
+    return Ready(lambda: forward(state), serving.library)
 
 
 def _may_be_ours(offer: Offer) -> bool:
@@ -102,16 +135,16 @@ def _named(distribution: str) -> str:
     return "triton" if distribution in _TRITON else distribution
 
 
-def _library_of(group: GroupPlan, asks: dict[str, str]) -> str:
+def _library_of(group: GroupPlan, asks: Asks) -> str:
     """What ran: a plan names the row's first requirement."""
     if asks:
         return "triton"
     return _named(group.library.distribution) if group.library else group.kernel
 
 
-def _attention(kernel: str, step: AttentionStep, here: Here, asks: dict[str, str] | None = None) -> Ready:
+def _serve_attention(kernel: str, step: AttentionStep, here: Here, asks: Asks, graph: GraphLevel) -> Serving:
     shape, batch, layer = step.shape, step.batch, step.layer
-    plan = _resolve(kernel, shape, here, asks or {})
+    plan = _resolve(kernel, shape, here, asks, graph)
     group = plan.phase(shape.phase).groups[0]
     if group.kernel != kernel:
         raise Refused(f"key {kernel!r}", needed=f"{kernel} on this host", found=f"{group.kernel}, which is told itself")
@@ -126,15 +159,19 @@ def _attention(kernel: str, step: AttentionStep, here: Here, asks: dict[str, str
     built = build(plan, runner, here.catalogue).serving_attention_backend(shape.phase)
     assert read_stamp(built).kernel == kernel
     backend = cast("AttentionBackend[object]", built)
-    state, out = backend.plan(batch), step.q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+    row = here.catalogue.row("attention", group)
+    assert row is not None, "the plan was just resolved on this catalogue"
+    q, kv, new, indices = step.q, step.kv, step.new, step.indices
+    out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
 
-    def run() -> Tensor:
-        return backend.forward(step.q, step.kv, layer, state, out=out, new=step.new, indices=step.indices)
+    def forward(state: object) -> Tensor:
+        return backend.forward(q, kv, layer, state, out=out, new=new, indices=indices)
 
-    return Ready(run, _library_of(group, asks or {}))
+    planned = partial(backend.plan, batch)
+    return Serving(row.offer, _library_of(group, asks), backend, planned, forward, out)
 
 
-def _resolve(kernel: str, shape: Shape, here: Here, asks: dict[str, str]) -> Plan:
+def _resolve(kernel: str, shape: Shape, here: Here, asks: Asks, graph: GraphLevel) -> Plan:
     """The plan that has this kernel in the shape's phase; the reference kernel in the others, where it serves them."""
     case = case_of(shape)
     sparse = family_of(shape) == "sparse_mla"
@@ -147,23 +184,22 @@ def _resolve(kernel: str, shape: Shape, here: Here, asks: dict[str, str]) -> Pla
     if shape.phase == "verify":
         asked |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
         asked |= {"speculative_topk": 2 if shape.tree else 1}
-    engine = EngineFacts(name="bench", graph="never", prefix_cache=case.new != "all", layouts=frozenset({case.layout}))
+    engine = EngineFacts(name="bench", graph=graph, prefix_cache=case.new != "all", layouts=frozenset({case.layout}))
     return resolve(make_launch(Requests(**asked)), engine, case.model(), here.host, here.catalogue)
 
 
-def _linear(kernel: str, step: LinearStep, here: Here) -> Ready:
+def _serve_linear(kernel: str, step: LinearStep, here: Here) -> Serving:
     case = linear_case_of(step.shape)
-    plan, group, _ = resolve_linear(kernel, case, here.host, here.catalogue)
+    plan, group, offer = resolve_linear(kernel, case, here.host, here.catalogue)
     tokens, rows = step.batch.num_tokens, step.batch.num_rows
     runner = RunnerShape(device=here.device, layers=case.layers(), max_rows=rows, max_tokens=tokens)
     built = build(plan, runner, here.catalogue).serving_linear_backend(case.phase)
     assert read_stamp(built).kernel == kernel
     backend = cast("LinearBackend[object]", built)
-    state, out = backend.plan(step.batch), torch.empty_like(step.v)
+    q, k, v, gates, layer, pool = step.q, step.k, step.v, step.gates, step.layer, step.pool
+    slots, out = step.batch.slots, torch.empty_like(v)
 
-    def run() -> Tensor:
-        return backend.forward(
-            step.q, step.k, step.v, step.gates, step.layer, state, pool=step.pool, slots=step.batch.slots, out=out
-        )
+    def forward(state: object) -> Tensor:
+        return backend.forward(q, k, v, gates, layer, state, pool=pool, slots=slots, out=out)
 
-    return Ready(run, _library_of(group, {}))
+    return Serving(offer, _library_of(group, {}), backend, partial(backend.plan, step.batch), forward, out)

@@ -83,10 +83,10 @@ def chosen(shapes: Sequence[Shape], works: Sequence[str] | None, texts: Sequence
 
 
 def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
-    """Time what was asked for; the record is written after every shape."""
+    """Time what was asked for; the record is written after every figure."""
     before, listed = read(options.output), [(shape.work, shape.label) for shape in shapes]
     record, run = before, None
-    for run in measure_all(
+    runs = measure_all(
         shapes,
         chosen(shapes, options.only, options.shapes),
         kernels=options.kernels,
@@ -94,10 +94,13 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
         tiny=options.tiny,
         untuned=options.untuned,
         seconds=options.seconds or KERNEL_SECONDS,
-    ):
-        record = merge(before, run, listed)
-        write(options.output, record)
-        print(f"{len(run.results)} timed, {len(run.not_run)} not", file=sys.stderr, flush=True)
+    )
+    try:
+        for run in runs:
+            record = merge(before, run, listed)
+            write(options.output, record)
+    except KeyboardInterrupt:
+        print("stopped; what was measured is in the record", file=sys.stderr)
     if run is None:
         print("bench/kernels.py: no listed shape has such a name; see --list", file=sys.stderr)
         return 2

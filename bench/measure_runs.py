@@ -1,6 +1,6 @@
 """Start the processes that measure, read what they tell, and start again behind a kernel that ended or stalled one.
 
-In: which shapes and kernels. Out: a `Run` after every shape, so that a record can be written that often. What a kernel
+In: which shapes and kernels. Out: a `Run` after every figure, so that a record can be written that often. What a kernel
 takes down with it is its own figure; the process that comes after leaves that kernel out of that shape.
 """
 
@@ -11,6 +11,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -36,8 +37,12 @@ def measure_all(
     seconds: float = KERNEL_SECONDS,
     script: Path = _SCRIPT,
 ) -> Iterator[Run]:
-    """Measure `shapes[at]` for each `at` of `which`; everything told so far after each shape, and at the end."""
+    """Measure `shapes[at]` for each `at` of `which`; everything told so far after each figure, and at the end.
+
+    What is being measured is told on stderr as it begins, with the seconds since the start.
+    """
     request = {"kernels": list(kernels), "rounds": rounds, "tiny": tiny, "untuned": untuned}
+    started = time.monotonic()
     about: dict[str, Any] = {}
     results: list[Row] = []
     not_run: list[Row] = []
@@ -51,15 +56,15 @@ def measure_all(
                 about = about or told
             elif "begin" in told:
                 begun = told["begin"]
-            elif "row" in told:
-                results.append(told["row"])
-                without.append(told["row"]["kernel"])
-            elif "missing" in told:
-                not_run.append(told["missing"])
-                without.append(told["missing"].get("kernel", ""))
+                seconds_in = time.monotonic() - started
+                print(f"{seconds_in:5.0f} s  {shape.work} {shape.label}: {begun}", file=sys.stderr, flush=True)
+            elif "row" in told or "missing" in told:
+                line = told.get("row") or told["missing"]
+                (results if "row" in told else not_run).append(line)
+                without.append(line.get("kernel", ""))
+                yield Run(about, results, not_run, rounds)
             elif "end" in told:
                 left, without, begun = left[1:], [], None
-                yield Run(about, results, not_run, rounds)
                 shape = shapes[left[0]] if left else shape
             elif "lost" in told and left:
                 lost = _lost(shape, begun, told["lost"])
