@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from check_runs import check_all, check_table, merge_lines
 from measure_runs import KERNEL_SECONDS, measure_all
 from plots import plot
 from record_table import shapes_table, table
-from records import merge, of_run, read, write
+from records import is_joined, merge, of_run, read, write
 from shape_list import SHAPES, TINY
 from shapes import WORKS, Shape
 from timing import versions
@@ -45,6 +46,8 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", metavar="TEXT", help="only shapes with one of these texts in their name")
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="only these; libraries by their names")
     parser.add_argument("--rounds", type=int, default=1, help="time the kernels of a shape in turn, so many times over")
+    parser.add_argument("--join", action="store_true", help="go on with the record's last run, on the same machine")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
     parser.add_argument("--untuned", action="store_true", help="let Triton's autotuners take their first configuration")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU: the whole way, and no figures")
     parser.add_argument("--output", type=Path, help="bring this record up to date")
@@ -94,6 +97,8 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
         tiny=options.tiny,
         untuned=options.untuned,
         seconds=options.seconds or KERNEL_SECONDS,
+        budget=options.budget,
+        join=options.join,
     )
     try:
         for run in runs:
@@ -101,6 +106,8 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
             write(options.output, record)
     except KeyboardInterrupt:
         print("stopped; what was measured is in the record", file=sys.stderr)
+    if run is not None and options.join and not is_joined(before, run):
+        print("bench/kernels.py: a run of its own: the last had another machine, limits or rounds", file=sys.stderr)
     if run is None:
         print("bench/kernels.py: no listed shape has such a name; see --list", file=sys.stderr)
         return 2

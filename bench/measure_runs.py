@@ -7,12 +7,13 @@ takes down with it is its own figure; the process that comes after leaves that k
 from __future__ import annotations
 
 import json
+import math
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -22,8 +23,8 @@ from shapes import Shape
 __all__ = ["KERNEL_SECONDS", "measure_all"]
 
 _SCRIPT: Final = Path(__file__).parent / "measuring.py"
-#: Seconds one kernel may take for one shape: a first compile of a large kernel takes minutes.
-KERNEL_SECONDS: Final = 240.0
+#: Seconds one kernel may take for one shape, its first compile among them, and a process to start.
+KERNEL_SECONDS: Final = 120.0
 
 
 def measure_all(
@@ -35,11 +36,14 @@ def measure_all(
     tiny: bool = False,
     untuned: bool = False,
     seconds: float = KERNEL_SECONDS,
+    budget: float = math.inf,
+    join: bool = False,
     script: Path = _SCRIPT,
 ) -> Iterator[Run]:
     """Measure `shapes[at]` for each `at` of `which`; everything told so far after each figure, and at the end.
 
-    What is being measured is told on stderr as it begins, with the seconds since the start.
+    What is being measured is told on stderr as it begins, with the seconds since the start. After `budget` seconds
+    nothing more is begun, and the shapes that are left say so.
     """
     request = {"kernels": list(kernels), "rounds": rounds, "tiny": tiny, "untuned": untuned}
     started = time.monotonic()
@@ -50,7 +54,8 @@ def measure_all(
     while left:
         shape = shapes[left[0]]
         begun: str | None = None
-        for told in _lines(script, request | {"shapes": left, "without": without}, seconds):
+        lines = _lines(script, request | {"shapes": left, "without": without}, seconds)
+        for told in lines:
             if "limits" in told:
                 # of the first process: a run has one
                 about = about or told
@@ -58,11 +63,16 @@ def measure_all(
                 begun = told["begin"]
                 seconds_in = time.monotonic() - started
                 print(f"{seconds_in:5.0f} s  {shape.work} {shape.label}: {begun}", file=sys.stderr, flush=True)
+                if seconds_in > budget:
+                    spent = f"the {budget:.0f} s of the run were spent"
+                    not_run += [_about(shapes[at]) | {"status": "refused", "reason": spent} for at in left]
+                    left = []
+                    break
             elif "row" in told or "missing" in told:
                 line = told.get("row") or told["missing"]
                 (results if "row" in told else not_run).append(line)
                 without.append(line.get("kernel", ""))
-                yield Run(about, results, not_run, rounds)
+                yield Run(about, results, not_run, rounds, join)
             elif "end" in told:
                 left, without, begun = left[1:], [], None
                 shape = shapes[left[0]] if left else shape
@@ -75,18 +85,24 @@ def measure_all(
                     # no kernel to leave out: the shape itself, or the whole process, cannot be measured
                     not_run.append(lost)
                     left, without = left[1:], []
+        # a process that is still at work has no more to tell
+        lines.close()
         if not about:
             raise SystemExit(f"bench: the measuring process did not start: {not_run[-1]['reason'] if not_run else '?'}")
-        yield Run(about, results, not_run, rounds)
+        yield Run(about, results, not_run, rounds, join)
+
+
+def _about(shape: Shape) -> Row:
+    return {"work": shape.work, "shape": shape.label}
 
 
 def _lost(shape: Shape, begun: str | None, how: str) -> Row:
     where = "in it" if begun else "as kernels were timed in turn" if begun == "" else "before a kernel began"
     reason = f"the process ended {where} ({how})"
-    return {"work": shape.work, "shape": shape.label, "status": "failed", "reason": reason}
+    return _about(shape) | {"status": "failed", "reason": reason}
 
 
-def _lines(script: Path, request: dict[str, Any], seconds: float) -> Iterator[dict[str, Any]]:
+def _lines(script: Path, request: dict[str, Any], seconds: float) -> Generator[dict[str, Any]]:
     """What one process tells; a last `lost` where it did not end by itself and well."""
     child = subprocess.Popen(
         [sys.executable, str(script), json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

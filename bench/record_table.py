@@ -31,7 +31,10 @@ def table(record: Mapping[str, Any], rows: Sequence[Row], not_run: Sequence[Row]
     lines += textwrap.wrap(", ".join(f"{name} {version}" for name, version in record["versions"].items()), _WIDTH)
     for (work, shape), of in groupby(rows, key=lambda row: (row["work"], row["shape"])):
         told = list(of)
-        lines += ["", f"{work}  {shape}  (bound by {told[0]['bound']})", _HEAD, *map(_line, told)]
+        lines += ["", f"{work}  {shape}  (bound by {told[0]['bound']})", _HEAD]
+        # beside replays of graphs, a call that could not be recorded pays for its launches
+        mixed = len({row.get("timed") for row in told}) > 1
+        lines += [_line(row, " (eager)" if mixed and row.get("timed") == "eager" else "") for row in told]
     if rows:
         lines += ["", *textwrap.wrap(_KEY, _WIDTH)]
     lines += not_run_lines(not_run)
@@ -58,8 +61,8 @@ def shapes_table(shapes: Sequence[Shape]) -> str:
     return "\n".join(lines)
 
 
-def _line(row: Row) -> str:
-    name = f"{'*' if row['direct'] else ' '} {row['kernel']}"
+def _line(row: Row, how: str) -> str:
+    name = f"{'*' if row['direct'] else ' '} {row['kernel']}{how}"
     numbers = f"{_short(row['us']):>9}{_short(row['tflops']):>8}{_short(row['tbps']):>7}{row['share']:>6.2f}"
     numbers += f"{_ratio(row['ratio_to_best']):>6}{_ratio(row['ratio_to_peer']):>6}{row['rel_error']:>6.0e}"
     if len(name) <= _NAME + 2:

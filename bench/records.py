@@ -13,20 +13,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-__all__ = ["NO_RUN", "Row", "Run", "merge", "of_run", "read", "write"]
+__all__ = ["NO_RUN", "Row", "Run", "is_joined", "merge", "of_run", "read", "write"]
 
 Row = dict[str, Any]
 #: Why a listed shape has no figure where no run was asked for it.
 NO_RUN: Final = "no run of this record was asked for it"
+#: How far limits of one machine differ from one minute to the next.
+_ALIKE: Final = 0.05
 
 
 class Run(NamedTuple):
-    """What one run told: the machine and its limits, rows, and kernels without one."""
+    """What one run told: the machine and its limits, rows, and kernels without one.
+
+    With `join` it goes on with the record's last run, on a machine that reaches the same limits.
+    """
 
     about: Mapping[str, Any]
     results: Sequence[Row]
     not_run: Sequence[Row]
     rounds: int = 1
+    join: bool = False
 
 
 def read(path: Path | None) -> Row:
@@ -47,10 +53,15 @@ def write(path: Path | None, record: Mapping[str, Any]) -> None:
 def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]) -> Row:
     """The record with this run in it; every listed (work, shape) has a row or a reason."""
     old, runs = _with_runs(before)
-    number = 1 + max((entry["run"] for entry in runs), default=0)
+    joined = is_joined(before, run)
+    number = runs[-1]["run"] if joined else 1 + max((entry["run"] for entry in runs), default=0)
     now = {_place(row): {**row, "run": number} for row in run.results}
     results = [*(row for row in old if _place(row) not in now and not _has_failed(row, run)), *now.values()]
-    runs = [*runs, {"run": number, "rounds": run.rounds, **_kept(run.about)}]
+    if joined:
+        versions = {**runs[-1]["versions"], **run.about["versions"]}
+        runs = [*runs[:-1], {**runs[-1], "versions": versions}]
+    else:
+        runs = [*runs, {"run": number, "rounds": run.rounds, **_kept(run.about)}]
     results = rated(results, {entry["run"]: entry["limits"] for entry in runs})
     told = {_place(row) for row in results}
     missing = {_place(row): dict(row) for row in (*before.get("not_run", ()), *run.not_run) if row.get("kernel")}
@@ -60,15 +71,24 @@ def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]
     reasons = {(row["work"], row["shape"]): row["reason"] for row in run.not_run if not row.get("kernel")}
     not_run += [_bare(shape, reasons.get(shape, NO_RUN)) for shape in order if shape not in shapes]
     used = {row["run"] for row in results} | {number}
-    last = run.about
+    about = {**run.about, "limits": runs[-1]["limits"]}
     return {
         **before,
-        **{name: last[name] for name in ("host", "device", "arch", "limits") if name in last},
-        "versions": {**before.get("versions", {}), **last["versions"]},
+        **{name: about[name] for name in ("host", "device", "arch", "limits") if name in about},
+        "versions": {**before.get("versions", {}), **about["versions"]},
         "runs": [entry for entry in runs if entry["run"] in used],
         "results": _sorted(results, order),
         "not_run": _sorted(not_run, order),
     }
+
+
+def is_joined(before: Mapping[str, Any], run: Run) -> bool:
+    """Whether a run goes on with the last one: it was asked to, the rounds are the same, and so is the machine."""
+    _, runs = _with_runs(before)
+    if not run.join or not runs or before.get("host") != run.about["host"] or runs[-1]["rounds"] != run.rounds:
+        return False
+    limits = runs[-1]["limits"]
+    return all(abs(run.about["limits"][name] / limits[name] - 1) <= _ALIKE for name in limits)
 
 
 def rated(results: Sequence[Row], limits: Mapping[int, Mapping[str, float]]) -> list[Row]:

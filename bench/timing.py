@@ -7,15 +7,17 @@ CPU by the clock. A slow call is made a few times and no more: time on a device 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import importlib_metadata
 import torch
+from torch import Tensor
 
 from backstamp.timers import time_on_cpu
 
-__all__ = ["LIBRARIES", "alternate", "limits", "microseconds", "release", "versions"]
+__all__ = ["LIBRARIES", "alternate", "captured", "limits", "microseconds", "release", "versions"]
 
 #: Distributions whose versions a record keeps, where they are installed.
 LIBRARIES: Final = (
@@ -40,6 +42,29 @@ def microseconds(run: Callable[[], object]) -> float:
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=_WARM_MS, rep=_MOST_MS, return_mode="median")) * 1e3
+
+
+def captured(run: Callable[[], Tensor]) -> Callable[[], object] | None:
+    """The replay of one call recorded in a CUDA graph, as engines run decode: a short kernel's time without its
+    launches. None where it cannot be recorded, or where its replay does not write what the call answers.
+
+    Raises:
+        RuntimeError: the device is lost.
+    """
+    if not torch.cuda.is_available():
+        return None
+    graph, whole = torch.cuda.CUDAGraph(), False
+    try:
+        with torch.cuda.graph(graph):
+            out = run()
+        # what runs on a stream of its own is not recorded, and leaves this as it is
+        out.fill_(float("nan"))
+        graph.replay()
+        whole = bool(torch.isfinite(out).all())
+    except Exception as refused:
+        print(f"no graph: {type(refused).__name__}: {str(refused).splitlines()[:1]}", file=sys.stderr)
+    torch.cuda.synchronize()
+    return graph.replay if whole else None
 
 
 def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:

@@ -50,6 +50,8 @@ def test_a_row_has_what_the_format_says(record) -> None:
         assert (row["kernel"], row["library"], row["direct"], row["run"]) == ("torch_native", "torch", False, 1)
         assert 0 < row["rel_error"] < 1e-2
         assert row["us"] > 0
+        # nothing here records a graph
+        assert row["timed"] == "eager"
         assert {"work", "shape", "tflops", "tbps", "ratio_to_best", "ratio_to_peer", "bound", "share"} <= set(row)
     assert set(record[0]["limits"]) == {"copy_tbps", "bf16_tflops"}
     assert {"host", "device", "arch", "versions", "runs"} <= set(record[0])
@@ -132,11 +134,11 @@ def measure_all(tmp_path: Path):
     """The last run of measuring three shapes by a script that loses its process."""
     with bench_modules("measure_runs", "shape_list") as (runs, listed):
 
-        def measured(lost: str, seconds: float = 60.0):
+        def measured(lost: str, seconds: float = 60.0, **more: float):
             script = tmp_path / "measuring.py"
             script.write_text(SCRIPT.format(lost=lost), "utf-8")
             shapes = listed.TINY[:3]
-            every = list(runs.measure_all(shapes, [0, 1, 2], seconds=seconds, script=script))
+            every = list(runs.measure_all(shapes, [0, 1, 2], seconds=seconds, script=script, **more))
             return shapes, every[-1]
 
         yield measured
@@ -160,6 +162,15 @@ def test_a_shape_that_kills_every_process_ends(measure_all) -> None:
     _, run = measure_all("data")
     assert [row["kernel"] for row in run.not_run] == ["a", "b", "c"]
     assert {row["shape"] for row in run.results} == {"0", "2"}
+
+
+def test_a_run_ends_when_its_time_is_spent(measure_all) -> None:
+    """What is left says so, and a process at work is stopped."""
+    shapes, run = measure_all("hangs", budget=0.0)
+    assert list(run.results) == []
+    assert [(row["shape"], row["reason"]) for row in run.not_run] == [
+        (shape.label, "the 0 s of the run were spent") for shape in shapes
+    ]
 
 
 def test_a_process_that_never_starts_is_told(measure_all) -> None:

@@ -25,8 +25,8 @@ def bench():
 def merge(bench):
     """One run into a record."""
 
-    def merged(before, results=(), not_run=(), about=ABOUT, rounds=1):
-        return bench[0].merge(before, bench[0].Run(about, results, not_run, rounds), LISTED)
+    def merged(before, results=(), not_run=(), about=ABOUT, rounds=1, join=False):
+        return bench[0].merge(before, bench[0].Run(about, results, not_run, rounds, join), LISTED)
 
     return merged
 
@@ -92,6 +92,34 @@ def test_a_share_is_of_the_limits_of_its_own_run(merge) -> None:
     assert [entry["limits"] for entry in after["runs"]] == [LIMITS, slower["limits"]]
 
 
+def test_a_run_may_go_on_with_the_last_one_on_the_same_machine(merge) -> None:
+    """Libraries that cannot be installed beside each other are compared all the same."""
+    near = {**ABOUT, "limits": {"copy_tbps": 4.1, "bf16_tflops": 590.0}, "versions": {"fa3": "1"}}
+    record = merge(merge({}, [row("a", 50)]), [row("b", 40)], about=near, join=True)
+    told = {at["kernel"]: (at["run"], at["ratio_to_best"]) for at in record["results"]}
+    assert told == {"a": (1, 0.8), "b": (1, 1.0)}
+    (entry,) = record["runs"]
+    assert (entry["limits"], entry["versions"]) == (LIMITS, {"torch": "2.11", "fa3": "1"})
+    assert record["limits"] == LIMITS
+
+
+@pytest.mark.parametrize(
+    ("changes", "rounds"),
+    [({"limits": {"copy_tbps": 3.0, "bf16_tflops": 600.0}}, 1), ({"host": "another"}, 1), ({}, 5)],
+    ids=["limits", "host", "rounds"],
+)
+def test_a_run_does_not_go_on_with_one_of_another_kind(merge, changes: dict[str, object], rounds: int) -> None:
+    """Another machine, a machine that is slower now, or other medians."""
+    record = merge(merge({}, [row("a", 50)]), [row("b", 40)], about={**ABOUT, **changes}, rounds=rounds, join=True)
+    assert [entry["run"] for entry in record["runs"]] == [1, 2]
+    assert {at["ratio_to_best"] for at in record["results"]} == {None}
+
+
+def test_a_first_run_has_none_to_go_on_with(merge) -> None:
+    """It is the first."""
+    assert [entry["run"] for entry in merge({}, [row("a", 50)], join=True)["runs"]] == [1]
+
+
 def test_a_run_without_rows_any_more_is_forgotten(merge) -> None:
     """But for the last, whose limits the record has."""
     before = merge(merge({}, [row("a", 50)]), [row("a", 40)])
@@ -152,12 +180,19 @@ def test_a_file_is_written_whole(bench, tmp_path: Path) -> None:
 
 def test_a_table_fits_80_columns_and_tells_what_was_not_run(bench, merge) -> None:
     """Long names take a line of their own."""
-    rows = [row("a", 50), row("a kernel with a name of many letters", 123456.0) | {"direct": True}]
+    slow = row("c", 500) | {"timed": "eager"}
+    rows = [
+        row("a", 50) | {"timed": "graph"},
+        slow,
+        row("a kernel with a name of many letters", 123456.0) | {"direct": True},
+    ]
     reason = missing("b", "refused") | {"reason": "needs SM100, got SM90 " * 9}
     record = merge({}, rows, [reason])
     text = bench[1].table(record, record["results"], [reason])
     assert max(map(len, text.splitlines())) <= 80
     assert "not run: b: needs SM100" in text
     assert "* a kernel with a name of many letters" in text
+    # the others are replays of graphs
+    assert "  c (eager) " in text
     (line,) = (at for at in text.splitlines() if at.startswith("  a "))
-    assert line.split() == ["a", "50", "20", "2", "0.50", "1.00", "2469", "2e-03"]
+    assert line.split() == ["a", "50", "20", "2", "0.50", "1.00", "10", "2e-03"]

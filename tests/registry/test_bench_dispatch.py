@@ -1,0 +1,113 @@
+"""`bench/dispatch.py` on a CPU: the library's own call is the same work, and what is told of the two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backstamp.catalogue import build_catalogue
+from backstamp.discovery import discover
+from backstamp.host import this_host
+from tests.bench_modules import BENCH, bench_modules
+from tests.children import ordinary_environment
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules: dispatch, direct_calls, built, steps, shapes."""
+    with bench_modules("dispatch", "direct_calls", "built", "steps", "shapes") as modules:
+        yield modules
+
+
+@pytest.fixture(scope="module")
+def serving(bench):
+    """torch_native over a small decode step: (serving, step)."""
+    _, _, built, steps, shapes = bench
+    shape = shapes.Shape("decode", ((1, 40),) * 3, 16, heads=(4, 2), dims=(16, 16))
+    step = steps.attention_step(shape, "cpu")
+    return built.serve("torch_native", step, built.Here(this_host("cpu"), build_catalogue(discover()))), step
+
+
+def test_the_direct_call_does_what_the_backend_does(bench, serving) -> None:
+    """Else the difference of their times would be of other work."""
+    backend, step = serving
+    wanted = backend.forward(backend.plan()).clone()
+    backend.out.fill_(float("nan"))
+    direct = bench[1].direct_call(backend, "torch_native", step)
+    backend.out.fill_(float("nan"))
+    direct.run()
+    assert torch.equal(backend.out, wanted)
+    assert direct.what == "gather and SDPA"
+    assert bench[1].direct_plan(backend, "torch_native", step) is None
+
+
+def test_operators_of_others_are_recorded_and_repeated(bench) -> None:
+    """torch's own are not a library's call."""
+    seen: list[int] = []
+
+    @torch.library.custom_op("backstamp_bench_test::note", mutates_args=("x",))
+    def note(x: torch.Tensor, by: int) -> None:
+        seen.append(by)
+        x.add_(by)
+
+    x = torch.zeros(3)
+
+    def run() -> None:
+        note(x * 1, 2)
+        note(x, by=5)
+
+    calls = bench[1]._recorded_operators(run)
+    assert seen == [2, 5]
+    for call in calls:
+        call()
+    assert seen == [2, 5, 2, 5]
+    assert x.tolist() == [10.0] * 3
+
+
+def test_both_take_turns_and_as_many_calls(bench) -> None:
+    """What the machine does meanwhile meets both."""
+    order: list[str] = []
+    runs = {name: lambda name=name: order.append(name) for name in ("ours", "theirs")}
+    times = bench[0].host_us(runs, calls=2, turns=3)
+    # one before each turn that is not counted
+    assert order == ["ours"] * 3 + ["theirs"] * 3 + ["ours"] * 3 + ["theirs"] * 3 + ["ours"] * 3 + ["theirs"] * 3
+    assert set(times) == {"ours", "theirs"}
+
+
+def test_the_figures_are_a_part_of_the_record(tmp_path: Path) -> None:
+    """What else is in it stays, and a kernel measured again has one line."""
+    path = tmp_path / "cpu.json"
+    old = {"work": "decode", "shape": "b2 q1 kv16 page16", "kernel": "torch_native", "forward_us": 1.0}
+    path.write_text(json.dumps({"checks": [1], "dispatch": [old, old | {"kernel": "gone"}]}), "utf-8")
+    command = [sys.executable, str(BENCH / "dispatch.py"), "--kernels", "torch_native", "--output", str(path)]
+    child = subprocess.run(command, capture_output=True, text=True, env=ordinary_environment())
+    assert child.returncode == 0, child.stderr
+    record = json.loads(path.read_text("utf-8"))
+    assert record["checks"] == [1]
+    told = {(row["work"], row["kernel"]): row for row in record["dispatch"]}
+    assert set(told) == {("decode", "torch_native"), ("decode", "gone"), ("gdn_decode", "torch_native")}
+    assert len(record["dispatch"]) == 3
+    row = told["decode", "torch_native"]
+    assert row["library"] == "torch"
+    assert row["forward_over_us"] == pytest.approx(row["forward_us"] - row["direct_us"], abs=0.02)
+    assert row["plan_over_us"] == row["plan_us"]
+    # nothing here knows the recurrence's own call
+    assert "direct_us" not in told["gdn_decode", "torch_native"]
+    assert "decode              torch_native" in child.stdout
+
+
+def test_a_line_marks_what_is_over_its_target(bench) -> None:
+    """A reader looks for the mark."""
+    row = {"work": "decode", "kernel": "k", "forward_us": 9.0, "plan_us": 9.0, "plan_over_us": 9.0}
+    within = row | {"direct": "d", "forward_over_us": 0.9}
+    assert "!" not in bench[0]._line(row)
+    assert "!" not in bench[0]._line(within)
+    assert bench[0]._line(within | {"forward_over_us": 1.1}).count("!") == 1
+    assert bench[0]._line(within | {"plan_over_us": 10.5}).count("!") == 1
+    waits = {"work": "decode", "kernel": "k", "waits": {"plan": "called a synchronizing operation"}, "replay": "same"}
+    assert bench[0]._line(waits).endswith("plan waits: called a synchronizing operation; replay: same")
