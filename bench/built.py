@@ -38,6 +38,8 @@ _TRITON: Final = ("triton", "pytorch-triton-rocm", "triton-ascend")
 #: What an operator asks of a kernel's insides, by field of `Requests`.
 Asks: TypeAlias = Mapping[str, str]
 _NOTHING: Final[Asks] = {}
+#: Most tokens of a step that a row declared to be a reference is timed at.
+_REFERENCE_TOKENS: Final = 1024
 #: What an operator asks to have our own kernels inside `dsa`.
 _TRITON_INSIDE: Final[Asks] = {"dsa_prefill_backend": "triton", "dsa_decode_backend": "triton"}
 
@@ -121,6 +123,9 @@ def _ways(kernel: str, offers: Sequence[Offer]) -> Iterator[tuple[str, Asks]]:
 
 def _ready(kernel: str, step: AttentionStep | LinearStep, here: Here, asks: Asks) -> Ready:
     serving = serve(kernel, step, here, asks)
+    if serving.offer.reference and step.shape.num_tokens > _REFERENCE_TOKENS:
+        needed = f"at most {_REFERENCE_TOKENS} tokens of a reference, which takes them one by one"
+        raise Refused(f"kernel {kernel!r}", needed=needed, found=f"{step.shape.num_tokens}")
     state, forward = serving.plan(), serving.forward
     return Ready(lambda: forward(state), serving.library)
 

@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--only", choices=WORKS, nargs="+", help="groups of work; all without")
     parser.add_argument("--shapes", nargs="+", metavar="TEXT", help="only shapes with one of these texts in their name")
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="only these; libraries by their names")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these, named likewise")
     parser.add_argument("--rounds", type=int, default=1, help="time the kernels of a shape in turn, so many times over")
     parser.add_argument("--join", action="store_true", help="go on with the record's last run, on the same machine")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
@@ -93,6 +94,7 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
         shapes,
         chosen(shapes, options.only, options.shapes),
         kernels=options.kernels,
+        skip=options.skip,
         rounds=options.rounds,
         tiny=options.tiny,
         untuned=options.untuned,

@@ -32,6 +32,7 @@ def measure_all(
     which: Sequence[int],
     *,
     kernels: Sequence[str] = (),
+    skip: Sequence[str] = (),
     rounds: int = 1,
     tiny: bool = False,
     untuned: bool = False,
@@ -43,9 +44,18 @@ def measure_all(
     """Measure `shapes[at]` for each `at` of `which`; everything told so far after each figure, and at the end.
 
     What is being measured is told on stderr as it begins, with the seconds since the start. After `budget` seconds
-    nothing more is begun, and the shapes that are left say so.
+    nothing more is begun, and the shapes that are left say so. A kernel that stalls at a shape of a work has no turn at
+    the others.
     """
-    request = {"kernels": list(kernels), "rounds": rounds, "tiny": tiny, "untuned": untuned}
+    stalled: dict[str, dict[str, str]] = {}
+    request = {
+        "kernels": list(kernels),
+        "skip": list(skip),
+        "stalled": stalled,
+        "rounds": rounds,
+        "tiny": tiny,
+        "untuned": untuned,
+    }
     started = time.monotonic()
     about: dict[str, Any] = {}
     results: list[Row] = []
@@ -78,6 +88,10 @@ def measure_all(
                 shape = shapes[left[0]] if left else shape
             elif "lost" in told and left:
                 lost = _lost(shape, begun, told["lost"])
+                if begun and told["lost"].startswith("took over"):
+                    # a compile that takes all its time would take it again at every shape
+                    reason = f"{lost['reason']}, at {shape.label}; not tried again"
+                    stalled.setdefault(shape.work, {})[begun] = reason
                 if begun and begun not in without:
                     not_run.append(lost | {"kernel": begun})
                     without.append(begun)

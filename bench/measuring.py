@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from backstamp.catalogue import build_catalogue
@@ -25,7 +26,7 @@ from shape_list import SHAPES, TINY
 from shapes import Shape
 from steps import AttentionStep, LinearStep, attention_step, linear_step
 from timing import alternate, captured, limits, release, versions
-from truth import attention_error, linear_error
+from truth import Truth, error_of, truth_of
 
 __all__ = ["Wrong", "is_asked", "measure"]
 
@@ -71,7 +72,16 @@ def main() -> int:
     for at in request["shapes"]:
         without = request["without"] if at == request["shapes"][0] else ()
         try:
-            for told in measure(shapes[at], here, request["kernels"], without, request["rounds"]):
+            lines = measure(
+                shapes[at],
+                here,
+                request["kernels"],
+                request["skip"],
+                without=without,
+                stalled=request["stalled"].get(shapes[at].work, {}),
+                rounds=request["rounds"],
+            )
+            for told in lines:
                 _say(**told)
         except DeviceLost as lost:
             print(lost, file=sys.stderr)
@@ -90,22 +100,44 @@ def is_asked(kernel: str, asked: Sequence[str]) -> bool:
 
 
 def measure(
-    shape: Shape, here: Here, asked: Sequence[str] = (), without: Sequence[str] = (), rounds: int = 1
+    shape: Shape,
+    here: Here,
+    asked: Sequence[str] = (),
+    skipped: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    stalled: Mapping[str, str] = MappingProxyType({}),
+    rounds: int = 1,
 ) -> Iterator[dict[str, object]]:
-    """What is told of one shape: every kernel that is asked for and not left out."""
+    """What is told of one shape: every kernel that is asked for and not skipped. Those of `without` were told before;
+    those of `stalled` took all their time at another shape, and are told with that reason."""
     peers = linear_peers(shape) if shape.linear else attention_peers(shape)
-    every = [one for one in (*candidates(shape, here), *peers) if is_asked(one.kernel, asked)]
+    every = [
+        one
+        for one in (*candidates(shape, here), *peers)
+        if is_asked(one.kernel, asked) and not (skipped and is_asked(one.kernel, skipped))
+    ]
     if not every:
         yield {"missing": _about(shape) | {"status": "refused", "reason": _nobody(shape, here)}}
     # nothing is made for kernels that are all refused before they read it
     step: AttentionStep | LinearStep | None = None
+    truth: Truth | None = None
     waiting: dict[str, Checked] = {}
     for candidate in (one for one in every if one.kernel not in without):
+        if candidate.kernel in stalled:
+            told = {"kernel": candidate.kernel, "status": "failed", "reason": stalled[candidate.kernel]}
+            yield {"missing": _about(shape) | told}
+            continue
         yield {"begin": candidate.kernel}
         try:
             if step is None:
                 step = linear_step(shape, here.device) if shape.linear else attention_step(shape, here.device)
-            checked = _checked(candidate, step)
+            if isinstance(step, LinearStep):
+                step.restore()
+            ready = candidate.prepare(step)
+            answer = ready.run()
+            truth = truth or truth_of(step)
+            checked = _checked(candidate, ready, error_of(answer, step, truth), step)
             if rounds == 1:
                 times = alternate({candidate.kernel: checked.run}, 1)
                 yield {"row": _row(shape, checked, times[candidate.kernel])}
@@ -117,7 +149,7 @@ def measure(
             if any(word in str(cause) for word in _LOST):
                 raise DeviceLost(told["reason"]) from cause
         finally:
-            checked = None  # type: ignore[assignment]
+            checked = ready = answer = None  # type: ignore[assignment]
             release()
     if waiting:
         yield {"begin": ""}
@@ -126,19 +158,13 @@ def measure(
             yield {"row": _row(shape, checked, times[name])}
 
 
-def _checked(candidate: Candidate, step: AttentionStep | LinearStep) -> Checked:
-    """Prepare a kernel and hold its answer against float64.
+def _checked(candidate: Candidate, ready: Ready, error: float, step: AttentionStep | LinearStep) -> Checked:
+    """A kernel whose answer is this far off, recorded in a graph where its work is.
 
     Raises:
-        Wrong: it is off.
+        Wrong: too far.
     """
-    if isinstance(step, LinearStep):
-        step.restore()
-        ready = candidate.prepare(step)
-        error, bound = linear_error(ready.run(), step), LINEAR_BOUND
-    else:
-        ready = candidate.prepare(step)
-        error, bound = attention_error(ready.run(), step), ATTENTION_BOUND
+    bound = LINEAR_BOUND if isinstance(step, LinearStep) else ATTENTION_BOUND
     if not error <= bound:
         raise Wrong(f"relative error {error:.1e} of a sampled token, more than {bound:.0e}")
     # a prefill is long enough to hide its launches, and engines run it without a graph

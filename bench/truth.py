@@ -8,7 +8,8 @@ tokens that see few keys have large outputs, and an error over all of them at on
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +19,25 @@ from backstamp.testing.packed_latent import FORMATS, unpack
 from backstamp.testing.reference import tree_rows
 from steps import AttentionStep, LinearStep
 
-__all__ = ["attention_error", "linear_error", "sampled"]
+__all__ = ["Truth", "error_of", "sampled", "truth_of"]
 
 #: Rows and queries of a row that are sampled, its first and its last among them.
 _ROWS: Final = 6
+#: Rows of a decode step of a recurrence, where each is one token.
+_STATES: Final = 512
 _QUERIES: Final = 64
 #: Numbers of logits held at a time: one GiB of float64.
 _MOST: Final = 1 << 27
 #: Tokens of a recurrence whose error is taken together.
 _BLOCK: Final = 64
 _EPS: Final = 1e-6
+
+
+class Truth(NamedTuple):
+    """Tokens and their outputs, slots and their states: a member of a tensor's first dim is one sample."""
+
+    outputs: Sequence[tuple[Tensor, Tensor]]
+    states: Sequence[tuple[Tensor, Tensor]]
 
 
 def sampled(count: int, most: int) -> list[int]:
@@ -37,11 +47,23 @@ def sampled(count: int, most: int) -> list[int]:
     return [round(at * (count - 1) / (most - 1)) for at in range(most)]
 
 
-def attention_error(out: Tensor, step: AttentionStep) -> float:
-    """The worst relative error of a sampled token of `out [T, Hq, Dv]`."""
+def truth_of(step: AttentionStep | LinearStep) -> Truth:
+    """What a step comes to on its sampled tokens, in float64; made once, and held against every kernel's answer."""
+    return _linear_truth(step) if isinstance(step, LinearStep) else _attention_truth(step)
+
+
+def error_of(out: Tensor, step: AttentionStep | LinearStep, truth: Truth) -> float:
+    """The worst relative error of a sampled token of `out`; in a recurrence of a block of tokens, or a final state."""
     if not bool(torch.isfinite(out).all()):
         return math.inf
-    offsets, worst = step.batch.qo_indptr.tolist(), 0.0
+    worst = max(_worst(out[tokens], wanted) for tokens, wanted in truth.outputs)
+    if isinstance(step, LinearStep):
+        worst = max(worst, *(_worst(step.pool.ssm[slots], states) for slots, states in truth.states))
+    return worst
+
+
+def _attention_truth(step: AttentionStep) -> Truth:
+    offsets, outputs = step.batch.qo_indptr.tolist(), []
     for row in sampled(len(step.shape.rows), _ROWS):
         keys, values = _row(step, row)
         queries = sampled(step.shape.rows[row][0], _QUERIES)
@@ -49,30 +71,26 @@ def attention_error(out: Tensor, step: AttentionStep) -> float:
         for first in range(0, len(queries), together):
             some = queries[first : first + together]
             tokens = [offsets[row] + at for at in some]
-            truth = _attend(step, row, some, tokens, keys, values)
-            worst = max(worst, _worst(out[tokens], truth))
-    return worst
+            answer = _attend(step, row, some, tokens, keys, values)
+            outputs.append((torch.tensor(tokens, device=step.q.device), answer))
+    return Truth(outputs, [])
 
 
-def linear_error(out: Tensor, step: LinearStep) -> float:
-    """The worst relative error of a block of tokens of `out [T, HV, V]`, or of a final state, of sampled rows."""
-    if not bool(torch.isfinite(out).all()):
-        return math.inf
-    shape, offsets, worst = step.shape, step.batch.qo_indptr.tolist(), 0.0
+def _linear_truth(step: LinearStep) -> Truth:
+    shape, offsets = step.shape, step.batch.qo_indptr.tolist()
+    outputs, states = [], []
     # rows of one length run side by side
-    rows = sampled(len(shape.rows), 512 if shape.phase == "decode" else _ROWS)
     by_length: dict[int, list[int]] = {}
-    for row in rows:
+    for row in sampled(len(shape.rows), _STATES if shape.phase == "decode" else _ROWS):
         by_length.setdefault(shape.rows[row][0], []).append(row)
     for length, alike in by_length.items():
-        tokens = torch.tensor([[offsets[row] + at for at in range(length)] for row in alike], device=out.device)
+        every = torch.tensor([[offsets[row] + at for at in range(length)] for row in alike], device=step.q.device)
         slots = step.batch.slots[alike].long()
-        truth, states = _recur(step, tokens, slots)
-        worst = max(worst, _worst(step.pool.ssm[slots], states))
+        answer, left = _recur(step, every, slots)
+        states.append((slots, left))
         for first in range(0, length, _BLOCK):
-            block = slice(first, first + _BLOCK)
-            worst = max(worst, _worst(out[tokens[:, block]], truth[:, block]))
-    return worst
+            outputs.append((every[:, first : first + _BLOCK], answer[:, first : first + _BLOCK]))
+    return Truth(outputs, states)
 
 
 def _worst(got: Tensor, truth: Tensor) -> float:
@@ -134,9 +152,9 @@ def _recur(step: LinearStep, tokens: Tensor, slots: Tensor) -> tuple[Tensor, Ten
     out = torch.empty_like(v)
     for at in range(tokens.shape[1]):
         state *= decay[:, at]
-        change = beta[:, at, :, None] * (v[:, at] - torch.einsum("rhvk,rhk->rhv", state, k[:, at]))
-        state += change[..., None] * k[:, at, :, None]
-        out[:, at] = torch.einsum("rhvk,rhk->rhv", state, q[:, at])
+        change = beta[:, at, :, None] * (v[:, at] - (state @ k[:, at, :, :, None])[..., 0])
+        state.addcmul_(change[..., None], k[:, at, :, None])
+        out[:, at] = (state @ q[:, at, :, :, None])[..., 0]
     return out, state
 
 

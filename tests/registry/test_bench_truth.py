@@ -21,6 +21,11 @@ def bench():
         yield modules
 
 
+def error(bench, out: torch.Tensor, step) -> float:
+    """What is told of an answer."""
+    return bench[2].error_of(out, step, bench[2].truth_of(step))
+
+
 STEPS = {
     "paged": {"work": "prefill", "rows": ((300, 300), (5, 90)), "page_size": 16, **DIMS},
     "ragged": {"work": "prefill", "rows": ((300, 300), (7, 7)), "name": "two", **DIMS},
@@ -68,7 +73,7 @@ def answer(step) -> torch.Tensor:
 def test_a_right_answer_is_right_in_every_form_of_step(bench, name: str) -> None:
     """Quantised caches are read as what their bytes mean."""
     step = bench[1].attention_step(bench[0].Shape(**STEPS[name]), "cpu")
-    assert bench[2].attention_error(answer(step), step) < 1e-5
+    assert error(bench, answer(step), step) < 1e-5
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -83,7 +88,7 @@ def test_a_wrong_answer_is_wrong_in_every_form_of_step(bench, name: str, where: 
         out[-1, 1] = out[-1, 0]
     else:
         out[0, 0, 0] = math.nan
-    assert bench[2].attention_error(out, step) > 0.2
+    assert error(bench, out, step) > 0.2
 
 
 def test_a_wrong_tile_late_in_a_long_row_is_seen(bench) -> None:
@@ -91,7 +96,7 @@ def test_a_wrong_tile_late_in_a_long_row_is_seen(bench) -> None:
     step = bench[1].attention_step(bench[0].Shape(**STEPS["paged"]), "cpu")
     out = answer(step)
     out[290:300] *= 1.5
-    assert bench[2].attention_error(out, step) > 0.4
+    assert error(bench, out, step) > 0.4
 
 
 def test_samples_lie_all_over_a_row(bench) -> None:
@@ -120,11 +125,11 @@ def test_a_right_recurrence_is_right_and_a_wrong_one_wrong(bench, work: str, row
     """Late outputs and final states both; states are put back as they were."""
     step = bench[1].linear_step(bench[0].Shape(work, rows, heads=(2, 4), dims=(16, 16), name="some"), "cpu")
     out = recurred(step)
-    assert bench[2].linear_error(out, step) < 1e-6
+    assert error(bench, out, step) < 1e-6
     late = out.clone()
     late[rows[0][0] - 1] = 0
-    assert bench[2].linear_error(late, step) > 0.2
+    assert error(bench, late, step) > 0.2
     step.pool.ssm[step.batch.slots[-1]] *= 1.3
-    assert bench[2].linear_error(out, step) > 0.2
+    assert error(bench, out, step) > 0.2
     step.restore()
     assert torch.equal(step.pool.ssm, step.before)
