@@ -42,7 +42,7 @@ from timing import versions
 def main() -> int:
     """Measure, check, list or plot."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=WORKS, nargs="+", help="groups of work; all without")
+    parser.add_argument("--only", choices=WORKS, nargs="+", help="groups of work, in this order; all without")
     parser.add_argument("--shapes", nargs="+", metavar="TEXT", help="only shapes with one of these texts in their name")
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="only these; libraries by their names")
     parser.add_argument("--skip", nargs="+", default=[], metavar="NAME", help="all but these, named likewise")
@@ -78,12 +78,9 @@ def main() -> int:
 
 
 def chosen(shapes: Sequence[Shape], works: Sequence[str] | None, texts: Sequence[str] | None) -> list[int]:
-    """Which of the listed shapes: those of some works, with one of some texts in their name."""
-    return [
-        at
-        for at, shape in enumerate(shapes)
-        if (not works or shape.work in works) and (not texts or any(text in shape.label for text in texts))
-    ]
+    """Which of the listed shapes: those of some works, in their order, with one of some texts in their name."""
+    named = [at for at, shape in enumerate(shapes) if not texts or any(text in shape.label for text in texts)]
+    return [at for work in works or WORKS for at in named if shapes[at].work == work]
 
 
 def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:

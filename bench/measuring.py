@@ -34,6 +34,8 @@ __all__ = ["Wrong", "is_asked", "measure"]
 #: what is inside them in bf16 too.
 ATTENTION_BOUND: Final = 1e-2
 LINEAR_BOUND: Final = 2e-2
+#: Most tokens of a step that is timed as a replay of a graph where it can be: its launches are not its own time.
+_RECORDED_TOKENS: Final = 4096
 #: Words of an error after which nothing runs on the device in this process.
 _LOST: Final = ("CUDA error", "cudaError", "HIP error", "illegal memory access", "Triton Error")
 
@@ -167,8 +169,8 @@ def _checked(candidate: Candidate, ready: Ready, error: float, step: AttentionSt
     bound = LINEAR_BOUND if isinstance(step, LinearStep) else ATTENTION_BOUND
     if not error <= bound:
         raise Wrong(f"relative error {error:.1e} of a sampled token, more than {bound:.0e}")
-    # a prefill is long enough to hide its launches, and engines run it without a graph
-    replay = captured(ready.run) if step.shape.phase in ("decode", "verify") else None
+    # a long step hides its launches
+    replay = captured(ready.run) if step.shape.num_tokens <= _RECORDED_TOKENS else None
     return Checked(candidate, ready, error, replay)
 
 

@@ -64,7 +64,9 @@ def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]
         runs = [*runs, {"run": number, "rounds": run.rounds, **_kept(run.about)}]
     results = rated(results, {entry["run"]: entry["limits"] for entry in runs})
     told = {_place(row) for row in results}
-    missing = {_place(row): dict(row) for row in (*before.get("not_run", ()), *run.not_run) if row.get("kernel")}
+    # a record of before runs were told apart names kernels of other devices too
+    kept = (row for row in before.get("not_run", ()) if row.get("kernel") and "status" in row)
+    missing = {_place(row): dict(row) for row in (*kept, *run.not_run) if row.get("kernel")}
     not_run = [row for place, row in missing.items() if place not in told]
     shapes = {(row["work"], row["shape"]) for row in (*results, *not_run)}
     order = {shape: at for at, shape in enumerate(dict.fromkeys((*listed, *shapes)))}

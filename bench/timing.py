@@ -22,7 +22,7 @@ __all__ = ["LIBRARIES", "alternate", "captured", "limits", "microseconds", "rele
 #: Distributions whose versions a record keeps, where they are installed.
 LIBRARIES: Final = (
     *("triton", "flashinfer-python", "tokenspeed-fa3", "fa3-fwd", "flash-attn-3", "tokenspeed-fa4"),
-    *("tokenspeed-mla", "sgl-flash-mla", "fla-core", "nvidia-cutlass-dsl"),
+    *("tokenspeed-mla", "sgl-flash-mla", "fla-core", "tokenspeed-flashkda", "nvidia-cutlass-dsl"),
 )
 _WARM_MS: Final = 20
 _MOST_MS: Final = 100

@@ -161,12 +161,14 @@ def test_a_figure_takes_the_place_of_an_older_reason(merge) -> None:
 
 def test_a_record_of_before_is_taken_as_one_run(merge) -> None:
     """Its rows keep the limits they were measured beside."""
-    old = {**ABOUT, "results": [row("a", 50), row("b", 25)], "not_run": []}
+    unknown = {"work": "decode", "shape": "one", "kernel": "aiter", "reason": "needs rocm"}
+    old = {**ABOUT, "results": [row("a", 50), row("b", 25)], "not_run": [unknown]}
     record = merge(old, [row("a", 10, "two")], about={**ABOUT, "limits": {"copy_tbps": 8.0, "bf16_tflops": 900.0}})
     told = {(at["shape"], at["kernel"]): (at["run"], at["share"], at["ratio_to_best"]) for at in record["results"]}
     assert told["one", "a"] == (0, 0.5, 0.5)
     assert told["one", "b"] == (0, 1.0, 1.0)
     assert told["two", "a"][0] == 1
+    assert [at for at in record["not_run"] if at.get("kernel")] == []
 
 
 def test_a_file_is_written_whole(bench, tmp_path: Path) -> None:
