@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="time the kernels of a shape in turn, so many times over")
     parser.add_argument("--join", action="store_true", help="go on with the record's last run, on the same machine")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which nothing more is begun")
+    parser.add_argument("--eager", action="store_true", help="record nothing in CUDA graphs: launches are timed too")
     parser.add_argument("--untuned", action="store_true", help="let Triton's autotuners take their first configuration")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU: the whole way, and no figures")
     parser.add_argument("--output", type=Path, help="bring this record up to date")
@@ -95,6 +96,7 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
         rounds=options.rounds,
         tiny=options.tiny,
         untuned=options.untuned,
+        eager=options.eager,
         seconds=options.seconds or KERNEL_SECONDS,
         budget=options.budget,
         join=options.join,

@@ -36,6 +36,7 @@ def measure_all(
     rounds: int = 1,
     tiny: bool = False,
     untuned: bool = False,
+    eager: bool = False,
     seconds: float = KERNEL_SECONDS,
     budget: float = math.inf,
     join: bool = False,
@@ -55,6 +56,7 @@ def measure_all(
         "rounds": rounds,
         "tiny": tiny,
         "untuned": untuned,
+        "eager": eager,
     }
     started = time.monotonic()
     about: dict[str, Any] = {}

@@ -82,6 +82,7 @@ def main() -> int:
                 without=without,
                 stalled=request["stalled"].get(shapes[at].work, {}),
                 rounds=request["rounds"],
+                eager=request["eager"],
             )
             for told in lines:
                 _say(**told)
@@ -110,6 +111,7 @@ def measure(
     without: Sequence[str] = (),
     stalled: Mapping[str, str] = MappingProxyType({}),
     rounds: int = 1,
+    eager: bool = False,
 ) -> Iterator[dict[str, object]]:
     """What is told of one shape: every kernel that is asked for and not skipped. Those of `without` were told before;
     those of `stalled` took all their time at another shape, and are told with that reason."""
@@ -139,7 +141,7 @@ def measure(
             ready = candidate.prepare(step)
             answer = ready.run()
             truth = truth or truth_of(step)
-            checked = _checked(candidate, ready, error_of(answer, step, truth), step)
+            checked = _checked(candidate, ready, error_of(answer, step, truth), step, eager)
             if rounds == 1:
                 times = alternate({candidate.kernel: checked.run}, 1)
                 yield {"row": _row(shape, checked, times[candidate.kernel])}
@@ -160,7 +162,9 @@ def measure(
             yield {"row": _row(shape, checked, times[name])}
 
 
-def _checked(candidate: Candidate, ready: Ready, error: float, step: AttentionStep | LinearStep) -> Checked:
+def _checked(
+    candidate: Candidate, ready: Ready, error: float, step: AttentionStep | LinearStep, eager: bool
+) -> Checked:
     """A kernel whose answer is this far off, recorded in a graph where its work is.
 
     Raises:
@@ -170,7 +174,8 @@ def _checked(candidate: Candidate, ready: Ready, error: float, step: AttentionSt
     if not error <= bound:
         raise Wrong(f"relative error {error:.1e} of a sampled token, more than {bound:.0e}")
     # a long step hides its launches
-    replay = captured(ready.run) if step.shape.num_tokens <= _RECORDED_TOKENS else None
+    recorded = not eager and step.shape.num_tokens <= _RECORDED_TOKENS
+    replay = captured(ready.run) if recorded else None
     return Checked(candidate, ready, error, replay)
 
 
