@@ -29,6 +29,7 @@ _PEERS = {
     ("flashinfer", "gdn"): "flashinfer",
     ("triton", "gdn"): "fla chunk",
     ("triton", "kda"): "fla chunk",
+    ("flashkda", "kda"): "flash_kda",
 }
 
 

@@ -27,6 +27,8 @@ def linear_peers(shape: Shape) -> Iterator[Candidate]:
         yield _peer("fla fused recurrent", _fla_recurrent)
     else:
         yield _peer("fla chunk", _fla_chunk)
+        if shape.lower_bound is not None:
+            yield _peer("flash_kda", _flash_kda)
     if gdn:
         yield _peer("flashinfer decode" if decode else "flashinfer chunk", _gdn_decode if decode else _gdn_chunk)
 
@@ -90,6 +92,36 @@ def _fla_recurrent(step: LinearStep) -> Ready:
         return out[:, 0], left
 
     return _checked(step, run, "fla-core")
+
+
+def _flash_kda(step: LinearStep) -> Ready:
+    import flash_kda
+
+    gates, layer = step.gates, step.layer
+    assert isinstance(gates, RawGates), "a decay with a bound has them raw"
+    offsets, out = step.batch.qo_indptr.long(), torch.empty_like(step.v)
+    first = torch.zeros(len(step.shape.rows), *step.pool.ssm.shape[1:], device=out.device)
+    final = torch.empty_like(first)
+
+    def run() -> tuple[Tensor, Tensor]:
+        flash_kda.fwd(
+            step.q[None],
+            step.k[None],
+            step.v[None],
+            gates.a[None],
+            gates.b[None],
+            layer.scale,
+            out[None],
+            gates.A_log,
+            gates.dt_bias,
+            gates.lower_bound,
+            initial_state=first,
+            final_state=final,
+            cu_seqlens=offsets,
+        )
+        return out, final
+
+    return _checked(step, run, "tokenspeed-flashkda")
 
 
 def _gdn_chunk(step: LinearStep) -> Ready:

@@ -112,6 +112,8 @@ LINEAR: Final = (
     *(_states("gdn_decode", rows, 1, GDN) for rows in (128, 1, 32, 512)),
     _states("kda_prefill", 1, 32 * _K, KDA),
     _states("kda_prefill", 4, 8 * _K, KDA),
+    *(_states("kda_prefill", *of, KDA)._replace(lower_bound=-5.0) for of in ((1, 32 * _K), (4, 8 * _K))),
+    Shape("kda_prefill", _PROMPTS, heads=KDA, name="mix of 17 to 8192", lower_bound=-5.0),
     *(_states("kda_decode", rows, 1, KDA) for rows in (128, 1, 32, 512)),
 )
 SHAPES: Final = (*PREFILL, *EXTEND, *DECODE, *VERIFY, *MLA, *SPARSE, *LINEAR)

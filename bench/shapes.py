@@ -52,6 +52,7 @@ class Shape(NamedTuple):
         kv_dtype: of the cache: "same", "e4m3fn", or "fp8_ds_mla", which is a layout too.
         tree: a verify step's tokens are a tree, not a chain.
         topk: keys each token of sparse attention chooses.
+        lower_bound: of a decay of Kimi delta attention that has one, whose gates are raw in every phase.
         name: what the record calls the rows where they are unlike.
     """
 
@@ -63,6 +64,7 @@ class Shape(NamedTuple):
     kv_dtype: str = "same"
     tree: bool = False
     topk: int = 0
+    lower_bound: float | None = None
     name: str = ""
 
     @property
@@ -91,6 +93,7 @@ class Shape(NamedTuple):
         words += [f"top{self.topk}"] if self.topk else []
         words += [self.kv_dtype] if self.kv_dtype != "same" else []
         words += ["tree"] if self.tree else []
+        words += ["bounded"] if self.lower_bound is not None else []
         words += [f"h{self.heads[0]}"] if self.work.startswith(("mla", "sparse")) and self.heads[0] != 128 else []
         return " ".join(words)
 
@@ -138,11 +141,15 @@ class Shape(NamedTuple):
         return numbers * self.heads[1] * _NUMBER[self.kv_dtype]
 
     @property
+    def raw_gates(self) -> bool:
+        """Whether an engine hands a recurrence raw gates of the tokens' dtype, and not computed ones of fp32."""
+        return self.phase == "decode" or self.lower_bound is not None
+
+    @property
     def _linear_bytes(self) -> float:
         (keys, values), (dk, dv) = self.heads, self.dims
         decays = values * dk if self.work.startswith("kda") else values
-        # decode takes raw gates of the tokens' dtype, prefill computed ones of fp32
-        gates = (decays + values) * (2 if self.phase == "decode" else 4)
+        gates = (decays + values) * (2 if self.raw_gates else 4)
         state = len(self.rows) * values * dk * dv * 4 * (2 if self.phase == "decode" else 1)
         return float(self.num_tokens * ((2 * keys * dk + 2 * values * dv) * 2 + gates) + state)
 
@@ -184,5 +191,6 @@ def linear_case_of(shape: Shape) -> LinearCase:
         heads=shape.heads,
         dims=shape.dims,
         dtype="bf16",
-        raw_gates=shape.phase == "decode",
+        raw_gates=shape.raw_gates,
+        lower_bound=shape.lower_bound,
     )

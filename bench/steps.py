@@ -114,9 +114,11 @@ def linear_step(shape: Shape, device: str, seed: int = 0) -> LinearStep:
         # decays of some tens of tokens down to a few, as trained models have
         A_log=torch.randn(values, device=device) - 1,
         dt_bias=torch.randn(values, *channels, device=device) / 2,
+        lower_bound=shape.lower_bound,
     )
-    # engines compute the gates of a prefill, and hand raw ones to decode: SGLang 0.5.23 gdn_backend.py
-    gates = gates if shape.phase == "decode" else computed_gates(gates)
+    # engines compute the gates of a prefill, and hand raw ones to decode and where the decay has a bound: SGLang 0.5.23
+    # gdn_backend.py, kda_backend.py
+    gates = gates if shape.raw_gates else computed_gates(gates)
     offsets = _offsets([q for q, _ in shape.rows])
     batch = LinearBatch(
         phase=shape.phase,

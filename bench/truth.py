@@ -166,6 +166,8 @@ def _gates(gates: RawGates | ComputedGates, tokens: Tensor) -> tuple[Tensor, Ten
         raw = gates.a[tokens].double() + gates.dt_bias.double()
         rate = gates.A_log.double().exp().reshape(-1, *[1] * (raw.dim() - 3))
         decay, beta = -rate * torch.nn.functional.softplus(raw), gates.b[tokens].double().sigmoid()
+        if gates.lower_bound is not None:
+            decay = gates.lower_bound * (rate * raw).sigmoid()
     return decay.exp()[..., None, :] if decay.dim() == 4 else decay.exp()[..., None, None], beta
 
 

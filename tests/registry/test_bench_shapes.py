@@ -35,7 +35,7 @@ def test_every_work_is_listed_and_no_name_is_given_twice(bench, which: str) -> N
         ("sparse_mla_prefill", "b1 q4096 kv32768 page64 top2048"),
         *(("gdn_prefill", label) for label in ("b4 t8192", "b1 t32768")),
         *(("gdn_decode", f"b{rows} t1") for rows in (1, 32, 128, 512)),
-        ("kda_prefill", "b1 t32768"),
+        *(("kda_prefill", label) for label in ("b1 t32768", "b1 t32768 bounded", "b4 t8192 bounded")),
     ],
 )
 def test_the_shapes_that_claims_are_made_of_are_listed(bench, work: str, label: str) -> None:

@@ -120,10 +120,15 @@ def recurred(step) -> torch.Tensor:
     return truth.out
 
 
-@pytest.mark.parametrize(("work", "rows"), [*RECURRENCES, ("kda_decode", ((1, 1),) * 3)])
-def test_a_right_recurrence_is_right_and_a_wrong_one_wrong(bench, work: str, rows) -> None:
+BOUNDED = ("kda_prefill", ((70, 70),), -5.0)
+OTHERS = [(*of, None) for of in (*RECURRENCES, ("kda_decode", ((1, 1),) * 3))]
+
+
+@pytest.mark.parametrize(("work", "rows", "bound"), [*OTHERS, BOUNDED])
+def test_a_right_recurrence_is_right_and_a_wrong_one_wrong(bench, work: str, rows, bound) -> None:
     """Late outputs and final states both; states are put back as they were."""
-    step = bench[1].linear_step(bench[0].Shape(work, rows, heads=(2, 4), dims=(16, 16), name="some"), "cpu")
+    shape = bench[0].Shape(work, rows, heads=(2, 4), dims=(16, 16), name="some", lower_bound=bound)
+    step = bench[1].linear_step(shape, "cpu")
     out = recurred(step)
     assert error(bench, out, step) < 1e-6
     late = out.clone()
