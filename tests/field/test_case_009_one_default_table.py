@@ -23,6 +23,8 @@ NAMED = {
     "phase_choice.py": "the parent of the dsa sub-settings",
     "hostfit.py": "the library whose interpreter runs on a CPU",
     "doctor.py": "a library whose version is shown",
+    "measurements.py": "a library whose version a record of times holds",
+    "tune_record.py": "the same",
     "testing/conformance/imports.py": "modules that no declaration imports",
 }
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from backstamp.jit_notice import Announcer
+from backstamp_triton import latent_launch, tile_launch
+from backstamp_triton.backend import TritonAttention
 from backstamp_triton.configs import SHARED_BYTES
 from backstamp_triton.latent_launch import LatentKernel, box_of, latent_rows
 from backstamp_triton.launches import Chip
@@ -24,6 +26,7 @@ from backstamp_triton.steps import new_step
 from tests.plugins.triton import latent_ahead
 from tests.plugins.triton.cases import Case, build_attention, build_mla, make, run
 from tests.plugins.triton.latent_ahead import Job
+from tests.plugins.triton.recorders import Recorder
 
 DECODE = Case("decode", ((1, 70), (0, 0), (1, 2)), mla=True, heads=(4, 1), dims=(576, 512), phase="decode")
 PREFILL = dataclasses.replace(DECODE, rows=((5, 70), (3, 20)), phase="prefill")
@@ -219,6 +222,40 @@ def test_the_backend_runs_one_kernel_a_call(serves):
     out, _ = run(DECODE, drawn, backend)
     assert recorder.calls == int(serves)
     assert bool((out == 0).all()) is serves
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A backend's launches as on an H100: of the latent kernel, and of the merge of its shares."""
+    recorders = Recorder(latent_launch.attend_latent), Recorder(tile_launch.combine_splits)
+    monkeypatch.setattr(TritonAttention, "_find_chip", lambda self, device: ("9.0", 132))
+    monkeypatch.setattr(latent_launch, "attend_latent", recorders[0])
+    monkeypatch.setattr(tile_launch, "combine_splits", recorders[1])
+    return recorders
+
+
+@pytest.mark.parametrize("changes", [{}, {"lse": True}, {"sinks": True}, {"split_rope": True}], ids=str)
+def test_few_rows_share_their_keys_and_shares_are_merged(changes, recorded):
+    """Sinks and LSE of a split step are the merge's: the kernel writes shares."""
+    case = dataclasses.replace(DECODE, rows=((1, 5000), (1, 64)), dtype="bf16", **changes)
+    run(case, make(case))
+    (launch,), (merge,) = (recorder.launches for recorder in recorded)
+    assert launch["grid"][1] == merge["num_splits"] > 1
+    assert launch["part_ptr"] is merge["part_ptr"]
+    assert launch["sinks_ptr"] is launch["lse_ptr"] is None
+    assert (merge["sinks_ptr"] is not None) == ("sinks" in changes)
+    assert (merge["lse_ptr"] is not None) == ("lse" in changes)
+    assert merge["grid"] == (2, 4)
+
+
+def test_rows_of_one_block_write_their_outputs_at_once(recorded):
+    """No share, no merge."""
+    case = dataclasses.replace(DECODE, rows=((1, 64),) * 8, dtype="bf16", lse=True, sinks=True)
+    run(case, make(case))
+    (launch,), merges = (recorder.launches for recorder in recorded)
+    assert (launch["grid"][1], launch["part_ptr"], merges) == (1, None, [])
+    assert launch["sinks_ptr"] is not None
+    assert launch["lse_ptr"] is not None
 
 
 @pytest.fixture(scope="module")

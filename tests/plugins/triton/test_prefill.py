@@ -21,6 +21,7 @@ from backstamp_triton.configs import SHARED_BYTES
 from tests.plugins.triton import prefill_ahead
 from tests.plugins.triton.cases import Case, build_attention, make
 from tests.plugins.triton.prefill_ahead import Job
+from tests.plugins.triton.recorders import Recorder
 
 JOBS = (
     Job(),
@@ -65,25 +66,11 @@ def test_the_prefill_kernel_compiles_and_fits_its_chip(job, compiled):
     assert answer["copies"] == answer["pieces"] * (job.dims[0] + 2 * job.dims[1]) // 64
 
 
-class _Recorder:
-    """In the place of a kernel whose chip is not here: keeps the grid and, by name, the arguments of its launches."""
-
-    def __init__(self, kernel) -> None:
-        self.names = kernel.arg_names
-        self.launches: list[dict[str, object]] = []
-
-    def __getitem__(self, grid):
-        def launch(*args, **named):
-            self.launches.append({"grid": grid, **dict(zip(self.names, args, strict=False)), **named})
-
-        return launch
-
-
 @pytest.fixture
 def hopper(monkeypatch):
     """Backends built as on an H100, whose three kernels are recorded: prefill, tile, merge."""
     kernels = prefill_hopper.attend_prefill, tile_launch.attend_tile, tile_launch.combine_splits
-    recorders = tuple(_Recorder(kernel) for kernel in kernels)
+    recorders = tuple(Recorder(kernel) for kernel in kernels)
     monkeypatch.setattr(TritonAttention, "_find_chip", lambda self, device: ("9.0", 132))
     monkeypatch.setattr(prefill_hopper, "attend_prefill", recorders[0])
     monkeypatch.setattr(tile_launch, "attend_tile", recorders[1])

@@ -7,7 +7,6 @@ reads shapes, strides and addresses, never a value on the device; it holds the b
 
 from __future__ import annotations
 
-import triton
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -15,7 +14,7 @@ from backstamp.jit_notice import Announcer
 from backstamp_triton.configs import split_count
 from backstamp_triton.latent_parts import PANEL
 from backstamp_triton.latent_tile import attend_latent
-from backstamp_triton.launches import Chip
+from backstamp_triton.launches import Chip, merged_at_once
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Step
 from backstamp_triton.tile_launch import merge_shares
@@ -117,7 +116,7 @@ class LatentKernel:
             )
         if not split:
             return
-        block_s = min(16, triton.next_power_of_2(splits))
+        block_s = merged_at_once(splits)
         with self._compiles.first("merge of", *what, block_s, sinks, with_lse):
             merge_shares((self._shares, self._share_lse), out, lse, known, step, splits, block_s)
 

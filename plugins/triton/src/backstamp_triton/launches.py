@@ -13,7 +13,7 @@ from backstamp_triton.configs import TileConfig, resident_tiles, split_count, ti
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Launch, Step
 
-__all__ = ["PREFILL_TILE", "Chip", "prefill_launch", "tile_launch"]
+__all__ = ["PREFILL_TILE", "Chip", "merged_at_once", "prefill_launch", "tile_launch"]
 
 #: Queries of one tile of the Hopper prefill kernel.
 PREFILL_TILE = 128
@@ -65,7 +65,7 @@ def tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token or tiles < places:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, places, chip.most_splits(step, known))
-    return Launch(config, known.pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return Launch(config, known.pack, splits, merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
 
 
 def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
@@ -82,10 +82,11 @@ def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
     slots = row_tiles + batch.num_rows + 1
-    return Launch(config, pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return Launch(config, pack, splits, merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
 
 
-def _merged_at_once(splits: int) -> int:
+def merged_at_once(splits: int) -> int:
+    """Shares that the merge loads together: a power of two, few enough to stay in registers."""
     return min(16, 1 << (splits - 1).bit_length())
 
 

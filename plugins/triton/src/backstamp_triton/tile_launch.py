@@ -105,9 +105,10 @@ def merge_shares(
     lse: Tensor | None,
     known: PreparedLayer,
     step: Step,
-    launch: Launch,
+    splits: int,
+    block_s: int,
 ) -> None:
-    """Merge the shares of every token and head."""
+    """Merge the shares of every token and head, `block_s` at a time."""
     spec = known.spec
     lse_strides = (0, 0) if lse is None else lse.stride()
     combine_splits[(step.batch.num_tokens, spec.num_qo_heads)](
@@ -115,11 +116,11 @@ def merge_shares(
         out,
         lse,
         spec.sinks,
-        launch.splits,
+        splits,
         *out.stride()[:2],
         *lse_strides,
         V_DIM=spec.v_head_dim,
         BLOCK_V=1 << (spec.v_head_dim - 1).bit_length(),
-        BLOCK_S=launch.merged_at_once,
+        BLOCK_S=block_s,
         num_warps=4,
     )
