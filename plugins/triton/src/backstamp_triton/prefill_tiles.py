@@ -66,11 +66,13 @@ def locate(
     if window_left is not None:
         low = gl.minimum(gl.maximum(prefix + first - window_left, 0), gl.maximum(high - 1, 0))
     begin = low // BLOCK_N
-    blocks = gl.maximum((high + BLOCK_N - 1) // BLOCK_N - begin, 0)
-    share = (blocks + num_splits - 1) // num_splits
-    begin += split * share
-    # a share without keys still runs one block, all of it masked
-    blocks = gl.maximum(gl.minimum(share, blocks - split * share), 1)
+    total = gl.maximum((high + BLOCK_N - 1) // BLOCK_N - begin, 0)
+    # shares differ by one block at most
+    share_begin = total * split // num_splits
+    blocks = total * (split + 1) // num_splits - share_begin
+    # a share without keys still runs one block, past the last key anybody sees: all of it is masked
+    begin += gl.where(blocks > 0, share_begin, total)
+    blocks = gl.maximum(blocks, 1)
     blocks = gl.where(first < q_len, blocks, 0)
     return head, split, (row, start, first, q_len, kv_len, causal), (low, high, begin, blocks)
 

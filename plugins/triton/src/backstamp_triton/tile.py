@@ -198,10 +198,11 @@ def attend_tile(
     begin = low // BLOCK_N * BLOCK_N
     end = high
     if SPLIT:
+        # shares differ by one block at most: a rounded share would leave the last programs none
         blocks = tl.cdiv(tl.maximum(high - begin, 0), BLOCK_N)
-        share = tl.cdiv(blocks, tl.num_programs(2)) * BLOCK_N
-        begin += tl.program_id(2) * share
-        end = tl.minimum(end, begin + share)
+        split = tl.program_id(2)
+        end = tl.minimum(end, begin + blocks * (split + 1) // tl.num_programs(2) * BLOCK_N)
+        begin += blocks * split // tl.num_programs(2) * BLOCK_N
     full_begin = tl.minimum(tl.maximum(tl.cdiv(low_all, BLOCK_N) * BLOCK_N, begin), tl.maximum(end, begin))
     full_end = tl.maximum(tl.minimum(high_all // BLOCK_N * BLOCK_N, end // BLOCK_N * BLOCK_N), full_begin)
 
