@@ -22,6 +22,7 @@ QUIET_SECONDS: Final = 1.0
 #: Seconds between lines of progress.
 PROGRESS_SECONDS: Final = 15.0
 
+_NOTHING: Final = nullcontext()
 _LOG: Final = logging.getLogger("backstamp.compile")
 _told: set[tuple[str, str]] = set()
 
@@ -64,7 +65,7 @@ class Announcer:
 
     def first(self, *variant: object) -> AbstractContextManager[None]:
         """What a launch of this variant runs inside; the announcement names its parts, but not the empty ones."""
-        return nullcontext() if variant in self._seen else self._announced(variant)
+        return _NOTHING if variant in self._seen else self._announced(variant)
 
     @contextmanager
     def _announced(self, variant: tuple[object, ...]) -> Iterator[None]:

@@ -20,7 +20,7 @@ from backstamp_triton import latent_launch, tile_launch
 from backstamp_triton.backend import TritonAttention
 from backstamp_triton.configs import SHARED_BYTES
 from backstamp_triton.latent_launch import LatentKernel, box_of, latent_rows
-from backstamp_triton.launches import Chip
+from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import prepare_layer
 from backstamp_triton.steps import new_step
 from tests.plugins.triton import latent_ahead
@@ -75,7 +75,7 @@ def _call(case):
 )
 def test_a_call_the_kernel_has_everything_for_is_served(kernel, changes):
     """Any index form, queries in one part or two, causal or not, sinks or LSE."""
-    assert kernel.serves(*_call(dataclasses.replace(DECODE, **changes)))
+    assert kernel.rows_of(*_call(dataclasses.replace(DECODE, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_call_the_kernel_has_everything_for_is_served(kernel, changes):
 )
 def test_a_call_with_what_the_kernel_lacks_falls_to_the_tile_kernel(kernel, changes):
     """Window, softcap, left padding, a rule by row, a tree."""
-    assert not kernel.serves(*_call(dataclasses.replace(DECODE, **changes)))
+    assert not kernel.rows_of(*_call(dataclasses.replace(DECODE, **changes)))
 
 
 def test_a_cache_that_is_no_rows_falls_to_the_tile_kernel(kernel):
@@ -100,8 +100,8 @@ def test_a_cache_that_is_no_rows_falls_to_the_tile_kernel(kernel):
     apart = torch.zeros(cache.shape[0], 16 * 576 + 16, dtype=q.dtype).as_strided(
         cache.shape, (16 * 576 + 16, 576, 576, 1)
     )
-    assert kernel.serves(q, q_rope, cache, *rest)
-    assert not kernel.serves(q, q_rope, apart, *rest)
+    assert kernel.rows_of(q, q_rope, cache, *rest)
+    assert not kernel.rows_of(q, q_rope, apart, *rest)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_queries_off_16_bytes_fall_to_the_tile_kernel(kernel):
     """Queries are copied 16 bytes at a time: neither an odd address nor an odd stride, in either part."""
     q, _, *rest = _call(DECODE)
     wide = torch.zeros(q.shape[0], q.shape[1], 600, dtype=q.dtype)
-    assert not kernel.serves(wide[..., :576], None, *rest)
+    assert not kernel.rows_of(wide[..., :576], None, *rest)
     odd = torch.zeros(q.numel() + 8, dtype=q.dtype)[1:][: q.numel()].view_as(q)
-    assert not kernel.serves(odd, None, *rest)
-    assert kernel.serves(q[..., :512], q[..., 512:], *rest)
-    assert not kernel.serves(q[..., :512], wide[..., 512:576], *rest)
+    assert not kernel.rows_of(odd, None, *rest)
+    assert kernel.rows_of(q[..., :512], q[..., 512:], *rest)
+    assert not kernel.rows_of(q[..., :512], wide[..., 512:576], *rest)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,8 @@ def test_queries_off_16_bytes_fall_to_the_tile_kernel(kernel):
 def test_a_cache_is_read_as_rows_or_not_at_all(shape, strides, offset, rows):
     """The copy engine takes rows of 16-byte multiples, pages a whole number of them apart, and at least one."""
     cache = torch.zeros(300_000, dtype=torch.float16).as_strided(shape, strides, offset)
-    assert latent_rows(cache) == rows
+    found = latent_rows(cache)
+    assert (found and found[:2]) == rows
     if rows is not None:
         flat, per_page = rows
         last = cache[shape[0] - 1, 15, 0].data_ptr() - cache.data_ptr()
@@ -166,7 +167,8 @@ def test_slots_hold_every_tile_and_shares_fit_the_workspace(kernel, heads, rows)
     decode = max(q for q, _ in rows) == 1
     case = dataclasses.replace(DECODE, heads=(heads, 1), rows=rows, phase="decode" if decode else "prefill")
     _, _, _, known, step = _call(case)
-    slots, splits = kernel._launch(known, step)
+    launch = launch_of("latent", kernel._chip, known, step)
+    slots, splits = launch.slots, launch.splits
     tokens = 64 // known.pack
     assert known.pack * tokens <= 64
     assert known.pack * known.head_blocks >= heads
@@ -205,10 +207,10 @@ class _Recorder:
         self._serves = serves
         self.calls = 0
 
-    def serves(self, q, q_rope, cache, known, step):
-        return self._serves
+    def rows_of(self, q, q_rope, cache, known, step):
+        return latent_rows(cache) if self._serves else None
 
-    def attend(self, q, q_rope, cache, known, step, out, lse):
+    def attend(self, q, q_rope, cache, rows, known, step, out, lse):
         self.calls += 1
         out.zero_()
 

@@ -18,7 +18,7 @@ from backstamp.factories import BuildRequest, Built
 from backstamp.jit_notice import Announcer
 from backstamp.repeated_calls import CallChecks
 from backstamp.step_checks import check_batch, check_build, refusal
-from backstamp_triton.launches import Chip, prefill_launch, tile_launch
+from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import PreparedLayer, prepare_layer
 from backstamp_triton.prefill_launch import attend_views, view_keys_and_values
 from backstamp_triton.steps import Step, new_step, refresh
@@ -127,9 +127,11 @@ class TritonAttention:
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return out
         latent = self._latent
-        if latent is not None and kv is not None and latent.serves(q, q_rope, kv.k, known, state):
-            latent.attend(q, q_rope, kv.k, known, state, out, lse)
-            return out
+        if latent is not None and kv is not None:
+            rows = latent.rows_of(q, q_rope, kv.k, known, state)
+            if rows is not None:
+                latent.attend(q, q_rope, kv.k, rows, known, state, out, lse)
+                return out
         form: str = state.form
         if kv is not None:
             k, v = kv.k, kv.k if kv.v is None else kv.v
@@ -140,11 +142,7 @@ class TritonAttention:
             form, page_size, page_ids, page_rows = "ragged", 0, None, new.kv_indptr
         index = (form, page_ids, page_rows, page_size)
         views = view_keys_and_values(k, v, known, state, page_size)
-        kind = (known.shape, views is not None)
-        launch = state.launches.get(kind)
-        if launch is None:
-            chosen = tile_launch if views is None else prefill_launch
-            launch = state.launches[kind] = chosen(self._chip, known, state)
+        launch = launch_of("tile" if views is None else "prefill", self._chip, known, state)
         shares = (self._shares, self._share_lse) if launch.splits > 1 else None
         with_lse = "" if lse is None else "lse"
         with self._compiles.first(launch.what, form, known.features, "" if q_rope is None else "q_rope", with_lse):

@@ -2,28 +2,44 @@
 
 In: what `forward` was handed, once the row's checks have let it through. Out: whether this kernel serves it, and if so
 the answer in the caller's `out` and `lse`. What it does not serve falls to the tile kernel: same backend, same name. It
-reads shapes, strides and addresses, never a value on the device; it holds the backend's workspace, never a batch.
+reads shapes, strides and addresses, never a value on the device; it holds the backend's workspace, never a batch. A
+cache is described once for each place it lies at.
 """
 
 from __future__ import annotations
 
+import functools
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from backstamp.jit_notice import Announcer
-from backstamp_triton.configs import split_count
+from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
 from backstamp_triton.latent_parts import PANEL
 from backstamp_triton.latent_tile import attend_latent
-from backstamp_triton.launches import Chip, merged_at_once
+from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Step
 from backstamp_triton.tile_launch import merge_shares
 
-__all__ = ["REGISTERS", "LatentKernel", "box_of", "latent_rows"]
+__all__ = ["REGISTERS", "LatentKernel", "LatentRows", "box_of", "latent_rows"]
 
 #: Registers of each warp at launch, all of a multiprocessor's; the two computing warpgroups then take over what the
 #: copying warps leave.
 REGISTERS = 168
+
+
+class LatentRows(NamedTuple):
+    """A cache `[P, page_size, 1, 576]` as rows of 576: how many there are, and how many from one page to the next.
+
+    `boxes` describes them to the copy engine, where pages are whole boxes.
+    """
+
+    count: int
+    per_page: int
+    boxes: TensorDescriptor | None
 
 
 class LatentKernel:
@@ -35,11 +51,13 @@ class LatentKernel:
         self._share_lse = share_lse
         self._compiles = compiles
 
-    def serves(self, q: Tensor, q_rope: Tensor | None, cache: Tensor, known: PreparedLayer, step: Step) -> bool:
-        """Whether this kernel takes a call: no window, softcap, tree, left padding or causal rule by row, and tensors
-        that can be copied by 16 bytes.
+    def rows_of(
+        self, q: Tensor, q_rope: Tensor | None, cache: Tensor, known: PreparedLayer, step: Step
+    ) -> LatentRows | None:
+        """The cache of a call that this kernel takes: no window, softcap, tree, left padding or causal rule by row, and
+        tensors that can be copied by 16 bytes. None for any other call.
         """
-        return (
+        takes = (
             known.shape[1:] == (1, 576, 512)
             and known.window_left is None
             and known.softcap_log2 is None
@@ -48,39 +66,35 @@ class LatentKernel:
             and step.batch.kv_starts is None
             and _by_16_bytes(q)
             and (q_rope is None or _by_16_bytes(q_rope))
-            and latent_rows(cache) is not None
         )
+        return latent_rows(cache) if takes else None
 
     def attend(
         self,
         q: Tensor,
         q_rope: Tensor | None,
         cache: Tensor,
+        rows: LatentRows,
         known: PreparedLayer,
         step: Step,
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        """Attend one layer that this kernel serves."""
+        """Attend one layer over what `rows_of` answered."""
         batch, spec, page_ids = step.batch, known.spec, step.page_ids
-        found = latent_rows(cache)
-        assert found is not None, "serves() refuses such a cache"
-        num_rows, rows_per_page = found
-        page_size, rows_stride = cache.shape[1], cache.stride(1)
-        box = box_of(page_size)
-        boxes = None if box is None else TensorDescriptor(cache, [num_rows, 576], [rows_stride, 1], box, PANEL.value)
-        slots, splits = self._launch(known, step)
-        split = splits > 1
+        page_size = cache.shape[1]
+        launch = launch_of("latent", self._chip, known, step)
+        split = launch.splits > 1
+        q_rope_strides = (0, 0) if q_rope is None else q_rope.stride()[:2]
         lse_strides = (0, 0) if lse is None else lse.stride()
         sinks, with_lse = "" if spec.sinks is None else "sinks", "" if lse is None else "lse"
-        what = ("latent,", spec.num_qo_heads, "heads", step.what, "split" if split else "")
         parts = "" if q_rope is None else "q_rope"
-        with self._compiles.first(*what, step.form, "pages of", page_size, parts, sinks, with_lse):
-            attend_latent[(slots * known.head_blocks, splits)](
+        with self._compiles.first(launch.what, step.form, "pages of", page_size, parts, sinks, with_lse):
+            attend_latent[(launch.slots * known.head_blocks, launch.splits)](
                 q,
                 q_rope,
-                cache if boxes is None else None,
-                boxes,
+                cache if rows.boxes is None else None,
+                rows.boxes,
                 out,
                 None if split else lse,
                 self._shares if split else None,
@@ -93,16 +107,12 @@ class LatentKernel:
                 batch.num_rows,
                 batch.num_tokens,
                 0 if page_ids is None else page_ids.stride(0),
-                rows_per_page,
-                rows_stride,
-                q.stride(0),
-                q.stride(1),
-                0 if q_rope is None else q_rope.stride(0),
-                0 if q_rope is None else q_rope.stride(1),
-                out.stride(0),
-                out.stride(1),
-                lse_strides[0],
-                lse_strides[1],
+                rows.per_page,
+                cache.stride(1),
+                *q.stride()[:2],
+                *q_rope_strides,
+                *out.stride()[:2],
+                *lse_strides,
                 known.logit_scale,
                 HEADS=spec.num_qo_heads,
                 PACK=known.pack,
@@ -116,21 +126,9 @@ class LatentKernel:
             )
         if not split:
             return
-        block_s = merged_at_once(splits)
-        with self._compiles.first("merge of", *what, block_s, sinks, with_lse):
-            merge_shares((self._shares, self._share_lse), out, lse, known, step, splits, block_s)
-
-    def _launch(self, known: PreparedLayer, step: Step) -> tuple[int, int]:
-        """Slots for tiles, and how many programs share a tile's keys, from host sizes alone."""
-        batch, tokens = step.batch, 64 // known.pack
-        if step.one_token:
-            slots = row_tiles = max(batch.num_rows, batch.num_tokens)
-        else:
-            # each row may leave its last tile part empty, and the padding tokens form one more row
-            row_tiles = -(-batch.num_tokens // tokens)
-            slots = row_tiles + batch.num_rows + 1
-        blocks, most = -(-batch.max_kv_len // 64), self._chip.most_splits(step, known)
-        return slots, split_count(row_tiles * known.head_blocks, blocks, self._chip.processors, most)
+        with self._compiles.first("merge of", launch.what, launch.merged_at_once, sinks, with_lse):
+            shares = self._shares, self._share_lse
+            merge_shares(shares, out, lse, known, step, launch.splits, launch.merged_at_once)
 
 
 def box_of(page_size: int) -> list[int] | None:
@@ -141,20 +139,31 @@ def box_of(page_size: int) -> list[int] | None:
     return [min(page_size, 64), 64] if page_size in (16, 32) or page_size % 64 == 0 else None
 
 
-def latent_rows(cache: Tensor) -> tuple[int, int] | None:
-    """A cache `[P, page_size, 1, 576]` as rows of 576: how many there are, and how many from one page to the next.
+def latent_rows(cache: Tensor) -> LatentRows | None:
+    """A cache as this kernel reads it.
 
     None where rows cannot be copied by 16 bytes, or pages lie no whole number of rows apart.
     """
-    pages, page_size = cache.shape[:2]
-    row = cache.stride(1)
-    between = cache.stride(0) if pages > 1 else page_size * row
-    if pages == 0 or row % 16 or row < 576 or between % row or cache.data_ptr() % 16:
+    return _rows_at(cache.data_ptr(), cache.dtype, cache.shape, cache.stride())
+
+
+@functools.lru_cache(maxsize=KEPT_VIEWS)
+def _rows_at(address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> LatentRows | None:
+    (pages, page_size), row = shape[:2], strides[1]
+    between = strides[0] if pages > 1 else page_size * row
+    if pages == 0 or row % 16 or row < 576 or between % row or address % 16:
         return None
-    rows = (pages - 1) * (between // row) + page_size
-    return None if rows >= 1 << 31 else (rows, between // row)
+    count = (pages - 1) * (between // row) + page_size
+    if count >= 1 << 31:
+        return None
+    box = box_of(page_size)
+    boxes = None
+    if box is not None:
+        boxes = TensorDescriptor(MemoryAt(address, dtype), [count, 576], [row, 1], box, PANEL.value)
+    return LatentRows(count, between // row, boxes)
 
 
 def _by_16_bytes(queries: Tensor) -> bool:
     """Whether every query begins at a multiple of 16 bytes, by strides the compiler knows for multiples of 16."""
-    return queries.data_ptr() % 16 == 0 and queries.stride(0) % 16 == 0 and queries.stride(1) % 16 == 0
+    token, head, _ = queries.stride()
+    return token % 16 == 0 and head % 16 == 0 and queries.data_ptr() % 16 == 0

@@ -1,24 +1,27 @@
 """How a step runs: blocks, tile slots and splits of one launch, from host sizes alone.
 
-In: a layer's constants, a planned step, the chip. Out: a `Launch`, for the tile kernel or for the Hopper prefill
-kernel. No device value is read, so that a recorded launch serves every later step of its sizes.
+In: a layer's constants, a planned step, the chip. Out: a `Launch`, for the tile kernel or for one of Hopper's own, kept
+by the step. No device value is read, so that a recorded launch serves every later step of its sizes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from backstamp.attention import LayerSpec
 from backstamp_triton.configs import TileConfig, resident_tiles, split_count, tile_config
 from backstamp_triton.layers import PreparedLayer
-from backstamp_triton.steps import Launch, Step
+from backstamp_triton.steps import Kind, Launch, Step
 
-__all__ = ["PREFILL_TILE", "Chip", "merged_at_once", "prefill_launch", "tile_launch"]
+__all__ = ["PREFILL_TILE", "Chip", "launch_of"]
 
 #: Queries of one tile of the Hopper prefill kernel.
 PREFILL_TILE = 128
 #: Its key blocks in flight.
 PREFILL_STAGES = 2
+#: Queries of one tile of the Hopper latent kernel, keys of a block, blocks in flight.
+LATENT_CONFIG = TileConfig(64, 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,15 @@ class Chip:
         return min(self.share_numbers // (rows * known.spec.v_head_dim), self.share_rows // rows)
 
 
-def tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
+def launch_of(kind: Kind, chip: Chip, known: PreparedLayer, step: Step) -> Launch:
+    """How a layer runs in a step, by one kernel; found once for each shape of layers."""
+    launch = step.launches.get((kind, known.shape))
+    if launch is None:
+        launch = step.launches[kind, known.shape] = _LAUNCHES[kind](chip, known, step)
+    return launch
+
+
+def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     """One launch of the tile kernel."""
     batch, spec = step.batch, known.spec
     rows = known.pack * max(batch.max_q_len, 1)
@@ -65,10 +76,10 @@ def tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token or tiles < places:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, places, chip.most_splits(step, known))
-    return Launch(config, known.pack, splits, merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return Launch(config, known.pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
 
 
-def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
+def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     """One launch of the Hopper prefill kernel."""
     batch, spec = step.batch, known.spec
     # a tile of one head reads queries row by row; heads share one where a row's tokens would leave it part empty
@@ -82,10 +93,25 @@ def prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
     slots = row_tiles + batch.num_rows + 1
-    return Launch(config, pack, splits, merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return Launch(config, pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
 
 
-def merged_at_once(splits: int) -> int:
+def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
+    """One launch of the Hopper latent kernel."""
+    batch, tokens = step.batch, LATENT_CONFIG.block_m // known.pack
+    if step.one_token:
+        slots = row_tiles = max(batch.num_rows, batch.num_tokens)
+    else:
+        # each row may leave its last tile part empty, and the padding tokens form one more row
+        row_tiles = -(-batch.num_tokens // tokens)
+        slots = row_tiles + batch.num_rows + 1
+    blocks = -(-batch.max_kv_len // LATENT_CONFIG.block_n)
+    splits = split_count(row_tiles * known.head_blocks, blocks, chip.processors, chip.most_splits(step, known))
+    what = f"latent, {known.spec.num_qo_heads} heads {step.what}{' split' if splits > 1 else ''}"
+    return Launch(LATENT_CONFIG, known.pack, splits, _merged_at_once(splits), slots, what)
+
+
+def _merged_at_once(splits: int) -> int:
     """Shares that the merge loads together: a power of two, few enough to stay in registers."""
     return min(16, 1 << (splits - 1).bit_length())
 
@@ -94,3 +120,7 @@ def _name(chip: Chip, spec: LayerSpec, step: Step, config: TileConfig, splits: i
     shape = f"{chip.dtype} {spec.num_qo_heads}/{spec.num_kv_heads} heads d{spec.head_dim}x{spec.v_head_dim}"
     tile = f"tiles of {config.block_m}x{config.block_n}"
     return f"{shape} {step.what}{' split' if splits > 1 else ''}, {tile}"
+
+
+#: How each kernel's launch is found.
+_LAUNCHES: Final = {"tile": _tile_launch, "prefill": _prefill_launch, "latent": _latent_launch}

@@ -1,14 +1,19 @@
 """The host's half of the Hopper prefill kernel: which calls it takes, the cache as TMA descriptors, the launch.
 
 In: what the backend would give the tile kernel. Out: descriptors, or None where the tile kernel must run. Nothing here
-reads a device value.
+reads a device value. A cache is described once for each place it lies at: a descriptor costs more than the rest of a
+call.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
+
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from backstamp_triton.layers import PreparedLayer
@@ -44,8 +49,11 @@ def view_keys_and_values(
     if step.tree != "no" or batch.kv_starts is not None:
         return None
     rows = piece_rows(page_size, known.prefill_block)
-    views = [_view(cache, rows) for cache in (k, v)] if rows else [None, None]
-    return None if views[0] is None or views[1] is None else (rows, views[0], views[1])
+    if not rows:
+        return None
+    k_view = _view(k.data_ptr(), k.dtype, k.shape, k.stride(), rows)
+    v_view = _view(v.data_ptr(), v.dtype, v.shape, v.stride(), rows)
+    return None if k_view is None or v_view is None else (rows, k_view, v_view)
 
 
 def attend_views(
@@ -121,7 +129,10 @@ def piece_rows(page_size: int, block: int) -> int:
     return min(page_size, block) if page_size >= 8 and page_size & (page_size - 1) == 0 else 0
 
 
-def _view(cache: Tensor, rows: int) -> CacheView | None:
+@functools.lru_cache(maxsize=KEPT_VIEWS)
+def _view(
+    address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int
+) -> CacheView | None:
     """Pages `[P, N, Hk, D]`, or ragged `[T, Hk, D]`, as one matrix; None where strides or alignment allow no TMA.
 
     Source: CUDA driver API, cuTensorMapEncodeTiled: an address and strides of 16-byte multiples, coordinates in int32.
@@ -129,18 +140,19 @@ def _view(cache: Tensor, rows: int) -> CacheView | None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    heads, dim = cache.shape[-2:]
-    row_stride, head_stride = cache.stride(-3), cache.stride(-2)
-    pages, page_stride = (cache.shape[0], cache.stride(0)) if cache.dim() == 4 else (1, 0)
+    heads, dim = shape[-2:]
+    row_stride, head_stride = strides[-3:-1]
+    pages, page_stride = (shape[0], strides[0]) if len(shape) == 4 else (1, 0)
     apart = head_stride >= row_stride
     step = [page_stride, head_stride] if apart else [page_stride]
     width = dim if apart else (heads - 1) * head_stride + dim
     if row_stride < width or any(stride % row_stride for stride in step):
         return None
     head_rows, head_cols = (head_stride // row_stride, 0) if apart else (0, head_stride)
-    height = (pages - 1) * (page_stride // row_stride) + (heads - 1) * head_rows + cache.shape[-3]
-    if cache.stride(-1) != 1 or cache.data_ptr() % 16 or row_stride * cache.element_size() % 16 or height >= 1 << 31:
+    height = (pages - 1) * (page_stride // row_stride) + (heads - 1) * head_rows + shape[-3]
+    if strides[-1] != 1 or address % 16 or row_stride * dtype.itemsize % 16 or height >= 1 << 31:
         return None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    descriptor = TensorDescriptor(cache, [height, width], [row_stride, 1], [rows, PANEL], layout)
+    base = MemoryAt(address, dtype)
+    descriptor = TensorDescriptor(base, [height, width], [row_stride, 1], [rows, PANEL], layout)
     return CacheView(descriptor, head_rows, head_cols, page_stride // row_stride)

@@ -8,7 +8,7 @@ copies `refresh` needs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from backstamp.attention import Batch, KVIndex
 from backstamp.factories import BuildRequest
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from backstamp_triton.configs import TileConfig
 
-__all__ = ["Launch", "Step", "new_step", "refresh"]
+__all__ = ["Kind", "Launch", "Step", "new_step", "refresh"]
+
+#: The kernels a step may run: one for every chip, and Hopper's own for long queries and for a latent cache.
+Kind: TypeAlias = Literal["tile", "prefill", "latent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Step:
         page_ids, page_rows: the index's id tensor, and its per-row tensor (offsets or table rows) or None.
         causal: "no", "yes" or "rows". tree: "no" or the tree's kind.
         one_token: no row holds more than one token. what: the step's part of a kernel's name.
-        launches: launch by layer shape, and whether it is the Hopper prefill kernel's; filled when one is first met.
+        launches: launch by kernel and layer shape; filled when one is first met.
     """
 
     batch: Batch
@@ -59,7 +62,7 @@ class Step:
     tree: str
     one_token: bool
     what: str
-    launches: dict[tuple[tuple[int, int, int, int], bool], Launch] = field(default_factory=dict)
+    launches: dict[tuple[Kind, tuple[int, int, int, int]], Launch] = field(default_factory=dict)
 
 
 def new_step(request: BuildRequest, batch: Batch, form: IndexForm) -> Step:
