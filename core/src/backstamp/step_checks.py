@@ -47,9 +47,9 @@ def check_batch(
     Raises:
         UnsupportedBatch: the first field that does not fit.
     """
-    for field, needed, found in _batch_faults(request, batch, capture, row_causal, left_padding):
-        raise refusal(request, field, needed, found, phase=batch.phase)
     form = index_form(request.offer, batch.index)
+    for field, needed, found in _batch_faults(request, batch, form, capture, row_causal, left_padding):
+        raise refusal(request, field, needed, found, phase=batch.phase)
     if form == "none" and "ragged" not in request.offer.kv_forms:
         needed = f"one of {', '.join(sorted(request.offer.index_forms))}"
         raise refusal(request, "index", needed, ", ".join(forms_of(batch.index)) or "none", phase=batch.phase)
@@ -57,7 +57,7 @@ def check_batch(
 
 
 def _batch_faults(
-    request: BuildRequest, batch: Batch, capture: bool, row_causal: bool, left_padding: bool
+    request: BuildRequest, batch: Batch, form: IndexForm, capture: bool, row_causal: bool, left_padding: bool
 ) -> Iterator[Fault]:
     offer = request.offer
     if batch.phase not in request.phases:
@@ -86,7 +86,7 @@ def _batch_faults(
     yield from _length_faults(request, batch, inputs)
     if batch.index.page_size != request.page_size and forms_of(batch.index):
         yield "page_size", f"{request.page_size} tokens, as built", str(batch.index.page_size)
-    yield from _index_faults(request, batch)
+    yield from _index_faults(request, batch, form)
 
 
 def _causal_faults(request: BuildRequest, batch: Batch, row_causal: bool) -> Iterator[Fault]:
@@ -144,10 +144,9 @@ def _tree_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
         yield from vector_faults(request, "tree.indptr", tree.indptr, batch.num_rows, _I32, _I64)
 
 
-def _index_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
+def _index_faults(request: BuildRequest, batch: Batch, form: IndexForm) -> Iterator[Fault]:
     """Shapes, dtypes and devices of the index the kernel will read."""
     index, rows = batch.index, batch.num_rows
-    form = index_form(request.offer, index)
     tensors: tuple[tuple[str, Tensor | None, int, int], ...] = ()
     if form == "page_table":
         tensors = (("index.page_table", index.page_table, 2, rows),)

@@ -51,3 +51,22 @@ def test_any_other_list_is_gathered_as_i32(starts, ids, dtype):
     pages = row_pages(_csr(starts, ids, dtype), "csr", _rows(0, 2, 3), torch.device("cpu"))
     assert pages.dtype == torch.int32
     assert pages.tolist() == [7, 5, 9]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wide", [False, True], ids=["dense", "columns-of-a-wider"])
+@pytest.mark.parametrize("form", ["page_table", "indirect"])
+def test_a_table_is_read_through_its_strides(form, wide, dtype):
+    """Rows of a table may lie apart, and more of them than the step has; what a row does not own is left out."""
+    table = torch.tensor([[7, 5, -1], [8, 8, 8], [9, -1, -1], [6, 4, 3]], dtype=dtype)
+    if wide:
+        table = torch.cat([table, torch.full_like(table, -1)], 1)[:, :3]
+    if form == "page_table":
+        index, expected = KVIndex(page_size=16, page_table=table), [7, 5, 9, 6, 4, 3]
+        rows = _rows(0, 2, 2, 3, 6)
+    else:
+        index = KVIndex(page_size=16, table=table, row_ids=torch.tensor([2, 3, 0], dtype=torch.int32))
+        rows, expected = _rows(0, 1, 4, 6), [9, 6, 4, 3, 7, 5]
+    pages = row_pages(index, form, rows, torch.device("cpu"))
+    assert pages.dtype == torch.int32
+    assert pages.tolist() == expected

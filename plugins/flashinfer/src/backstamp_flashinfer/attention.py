@@ -25,12 +25,14 @@ from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import IndexForm, check_batch, check_build, refusal
 from backstamp_flashinfer.routes import FA2_QUERY_TOKENS, LayerKind, choose_route, kind_of
 from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages, single_row
-from backstamp_flashinfer.step import Keys, Step
+from backstamp_flashinfer.step import Keys, KnownLayer, Step
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.trees import write_mask
 from backstamp_flashinfer.wrappers import Planned, WrapperPool
 
 __all__ = ["FlashInferAttention", "Step"]
+
+_LN_2 = math.log(2.0)
 
 
 class FlashInferAttention:
@@ -44,6 +46,7 @@ class FlashInferAttention:
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
         # read as float32. Source: attention/_core.py:_sink_jit_args
         self._sinks = SinkBuffers(request, (torch.float32,))
+        self._layers: dict[int, KnownLayer] = {}
         self._kinds = tuple(dict.fromkeys(kind_of(layer) for layer in request.layers))
         if hopper and "prefill" in request.phases:
             self._load_long()
@@ -108,14 +111,21 @@ class FlashInferAttention:
         if batch.num_rows == 0 or batch.num_tokens == 0:
             cover_pads(out, lse, 0)
             return out
-        keys = self._keys(state, kv, layer)
+        known = self._layers.get(layer.layer_id)
+        if known is None or known.spec is not layer:
+            known = self._layers[layer.layer_id] = KnownLayer(layer, kind_of(layer))
+        keys = self._keys(state, kv, known)
         rows = state.ragged if keys == "ragged" else state.rows
         used = 0 if rows is None else rows.num_tokens
         cover_pads(out, lse, used)
         if used == 0:
             return out
-        planned = self._planned(state, layer, keys)
-        self._run(planned, state, q[:used], kv, layer, new, out[:used], None if lse is None else lse[:used])
+        planned = self._planned(state, known, keys)
+        if used == batch.num_tokens:
+            # a slice of everything costs as much as one of a part
+            self._run(planned, state, q, kv, layer, new, out, lse)
+        else:
+            self._run(planned, state, q[:used], kv, layer, new, out[:used], None if lse is None else lse[:used])
         return out
 
     def _load_long(self) -> None:
@@ -150,7 +160,7 @@ class FlashInferAttention:
             step.rows = rows
             step.pages = row_pages(batch.index, step.form, rows, self._device)
 
-    def _keys(self, step: Step, kv: PagedKV | None, layer: LayerSpec) -> Keys:
+    def _keys(self, step: Step, kv: PagedKV | None, known: KnownLayer) -> Keys:
         """Where a layer's keys lie, held against the step that was planned."""
         batch = step.batch
         if kv is None:
@@ -159,14 +169,17 @@ class FlashInferAttention:
                 raise refusal(self._request, "kv", needed, "ragged keys", phase=batch.phase)
             step.ragged = step.ragged or read_rows(self._request, batch, paged=False)
             return "ragged"
-        assert kv.v is not None, "check_call refuses a cache without values"
-        refuse_odd_strides(self._request, layer, ("kv.k", kv.k), ("kv.v", kv.v))
-        # only the FA3 kernels mind: they step through keys and values with one stride
-        return "paged" if kv.k.stride()[:2] == kv.v.stride()[:2] else "apart"
+        if known.kv() is not kv:
+            assert kv.v is not None, "check_call refuses a cache without values"
+            refuse_odd_strides(self._request, known.spec, ("kv.k", kv.k), ("kv.v", kv.v))
+            # only the FA3 kernels mind: they step through keys and values with one stride
+            known.keys = "paged" if kv.k.stride()[:2] == kv.v.stride()[:2] else "apart"
+            known.kv = weakref.ref(kv)
+        return known.keys
 
-    def _planned(self, step: Step, layer: LayerSpec, keys: Keys) -> Planned:
+    def _planned(self, step: Step, known: KnownLayer, keys: Keys) -> Planned:
         """The plan a layer needs, made now in a step that met no such layer yet."""
-        kind = kind_of(layer)
+        kind = known.kind
         planned = step.plans.get((kind, keys))
         if planned is None and keys == "apart":
             near = step.plans.get((kind, "paged"))
@@ -174,7 +187,7 @@ class FlashInferAttention:
         if planned is None and step.capture:
             # planned for the step's first lengths and not since, or never: its numbers would be wrong
             needed = "a layer the object was built for, of a kind that ran before the step was planned again"
-            found, fix = f"layer {layer.layer_id}", "Run every layer between the first plan and the next"
+            found, fix = f"layer {known.spec.layer_id}", "Run every layer between the first plan and the next"
             raise refusal(self._request, "layer", needed, found, phase=step.batch.phase, fix=fix)
         return planned or self._plan_kind(step, kind, keys)
 
@@ -251,7 +264,9 @@ class FlashInferAttention:
         planned.ran = True
         # FA2 writes rows that lie densely, and both write such an LSE
         target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-        base2 = None if lse is None else torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
+        base2 = lse
+        if lse is not None and not lse.is_contiguous():
+            base2 = torch.empty(lse.shape, dtype=torch.float32, device=lse.device)
         q = q if even_strides(q) else q.contiguous()
         tensors: tuple[object, ...]
         if kv is None:
@@ -265,7 +280,7 @@ class FlashInferAttention:
         if target is not out:
             out.copy_(target)
         if lse is not None:
-            torch.mul(base2, math.log(2.0), out=lse)
+            torch.mul(base2, _LN_2, out=lse)
 
 
 def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, Keys], Planned]) -> None:

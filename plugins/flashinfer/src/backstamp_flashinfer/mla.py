@@ -26,6 +26,7 @@ __all__ = ["FlashInferMLA", "MLAStep"]
 
 #: Widths of the latent and the rotary part of a cached token.
 LATENT, ROPE = 512, 64
+_PARTS = (LATENT, ROPE)
 
 
 @dataclass(slots=True)
@@ -119,28 +120,46 @@ class FlashInferMLA:
             found = f"layer {layer.layer_id} with {layer.num_qo_heads} heads and scale {layer.scale}"
             raise refusal(self._request, "layer", needed, found, phase=batch.phase)
         assert kv is not None, "check_call refuses a call without a cache"
+        refuse_odd_strides(self._request, layer, ("kv.k", kv.k))
+        if used == batch.num_tokens:
+            # a slice of everything costs as much as one of a part
+            self._run(wrapper, q, q_rope, kv.k, out, lse)
+        else:
+            part = slice(used)
+            rope, natural = (None if whole is None else whole[part] for whole in (q_rope, lse))
+            self._run(wrapper, q[part], rope, kv.k, out[part], natural)
+        return out
+
+    def _run(
+        self,
+        wrapper: BatchMLAPagedAttentionWrapper,
+        q: Tensor,
+        q_rope: Tensor | None,
+        cache: Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
         q = q if even_strides(q) else q.contiguous()
         if q_rope is not None and not even_strides(q_rope):
             q_rope = q_rope.contiguous()
-        query = (q[:used, :, :LATENT], q[:used, :, LATENT:] if q_rope is None else q_rope[:used])
-        refuse_odd_strides(self._request, layer, ("kv.k", kv.k))
-        cache = kv.k[:, :, 0]
+        query = q.split_with_sizes(_PARTS, -1) if q_rope is None else (q, q_rope)
         target = out if even_strides(out) else torch.empty_like(out, memory_format=torch.contiguous_format)
         # planned with an LSE for every layer, because one plan serves calls with and without
-        natural = torch.empty(used, layer.num_qo_heads, dtype=torch.float32, device=q.device)
+        natural = lse
+        if lse is None or not lse.is_contiguous():
+            natural = torch.empty(out.shape[:2], dtype=torch.float32, device=out.device)
         wrapper.run(
             query=query,
-            kv_cache=(cache[..., :LATENT], cache[..., LATENT:]),
-            out=target[:used],
+            kv_cache=cache.squeeze(2).split_with_sizes(_PARTS, -1),
+            out=target,
             lse=natural,
             return_lse=True,
             return_lse_base_on_e=True,
         )
         if target is not out:
-            out[:used].copy_(target[:used])
-        if lse is not None:
-            lse[:used].copy_(natural)
-        return out
+            out.copy_(target)
+        if lse is not None and natural is not lse:
+            lse.copy_(natural)
 
     def _read(self, batch: Batch, capture: bool) -> HostRows | None:
         if batch.num_rows == 0 or batch.num_tokens == 0:

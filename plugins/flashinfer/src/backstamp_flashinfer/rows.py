@@ -49,9 +49,8 @@ class HostRows:
 def read_rows(request: BuildRequest, batch: Batch, *, paged: bool) -> HostRows:
     """Read a step of any shape; in a paged one in which token i is the only one of row i, `q_len` is 1."""
     qo_indptr, kv_lens = _mirrors(batch)
-    if paged and _uniform_length(qo_indptr, batch) == 1:
-        return _uniform(request, batch, qo_indptr, kv_lens, 1)
-    return _host_rows(request, qo_indptr, kv_lens, None)
+    rows = _uniform(request, batch, qo_indptr, kv_lens) if paged and batch.num_tokens == batch.num_rows else None
+    return rows or _host_rows(request, qo_indptr, kv_lens, None)
 
 
 def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
@@ -61,11 +60,11 @@ def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
         UnsupportedBatch: a row with another number of tokens, or tokens that are not where a uniform step has them.
     """
     qo_indptr, kv_lens = _mirrors(batch)
-    length = _uniform_length(qo_indptr, batch)
-    if length is None:
+    rows = _uniform(request, batch, qo_indptr, kv_lens)
+    if rows is None:
         needed = f"{batch.num_tokens} tokens shared evenly by {batch.num_rows} rows, in a step to capture or replay"
         raise refusal(request, "qo_indptr_host", needed, str(qo_indptr.tolist()), phase=batch.phase)
-    return _uniform(request, batch, qo_indptr, kv_lens, length)
+    return rows
 
 
 def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.device) -> Tensor:
@@ -150,31 +149,32 @@ def _mirrors(batch: Batch) -> tuple[Numbers, Numbers]:
     return starts.numpy()[: rows + 1].astype(np.int32), lens.numpy()[:rows].astype(np.int32)
 
 
-def _uniform_length(qo_indptr: Numbers, batch: Batch) -> int | None:
-    """Tokens a row when rows own equal, consecutive shares of all tokens; pad rows may own none of theirs."""
+def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: Numbers) -> HostRows | None:
+    """The rows of a step that own equal, consecutive shares of all tokens; pad rows may own none of theirs."""
     if batch.num_rows == 0 or batch.num_tokens % batch.num_rows:
         return None
     length = batch.num_tokens // batch.num_rows
-    starts = qo_indptr[:-1]
-    lens = qo_indptr[1:] - starts
-    in_place = (lens == length) & (starts == np.arange(batch.num_rows) * length)
-    return length if (in_place | (lens == 0)).all() else None
-
-
-def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: Numbers, length: int) -> HostRows:
-    # a row without queries gets its share of pad tokens, which see nothing
-    kv_lens = np.where(qo_indptr[1:] > qo_indptr[:-1], kv_lens, 0)
-    qo_indptr = np.arange(batch.num_rows + 1, dtype=np.int32) * length
-    return _host_rows(request, qo_indptr, kv_lens, length)
+    even = np.arange(batch.num_rows + 1, dtype=np.int32) * length
+    if not (qo_indptr == even).all():
+        owned = qo_indptr[1:] - qo_indptr[:-1]
+        in_place = (owned == length) & (qo_indptr[:-1] == even[:-1])
+        if not (in_place | (owned == 0)).all():
+            return None
+        # a row without queries gets its share of pad tokens, which see nothing
+        kv_lens = np.where(owned > 0, kv_lens, 0)
+    return _host_rows(request, even, kv_lens, length)
 
 
 def _host_rows(request: BuildRequest, qo_indptr: Numbers, kv_lens: Numbers, q_len: int | None) -> HostRows:
     size = request.page_size
     pages = (kv_lens + (size - 1)) // size
-    page_indptr = np.zeros_like(qo_indptr)
-    np.cumsum(pages, out=page_indptr[1:])
+    page_indptr = np.zeros(len(qo_indptr), np.int32)
+    pages.cumsum(out=page_indptr[1:])
     # 0 of no page, else 1 to a page
     last = kv_lens - np.maximum(pages - 1, 0) * size
+    longest = q_len
+    if longest is None:
+        longest = int((qo_indptr[1:] - qo_indptr[:-1]).max()) if len(kv_lens) else 0
     qo_indptr, kv_lens, last = (numbers.astype(np.int32, copy=False) for numbers in (qo_indptr, kv_lens, last))
     return HostRows(
         qo_indptr=torch.from_numpy(qo_indptr),
@@ -183,6 +183,6 @@ def _host_rows(request: BuildRequest, qo_indptr: Numbers, kv_lens: Numbers, q_le
         last_page_len=torch.from_numpy(last),
         num_tokens=int(qo_indptr[-1]),
         num_pages=int(page_indptr[-1]),
-        max_q_len=int((qo_indptr[1:] - qo_indptr[:-1]).max()) if len(kv_lens) else 0,
+        max_q_len=longest,
         q_len=q_len,
     )

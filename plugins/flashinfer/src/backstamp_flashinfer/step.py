@@ -1,22 +1,24 @@
-"""A planned step of one KV group: what `plan` worked out and `forward` runs.
+"""What `forward` runs a layer with: the planned step of its KV group, and what is known of the layer.
 
-In: nothing of its own; the backend in `attention.py` fills it. Out: the host half of a step and its plans by kind of
-layer. It holds no keys and launches nothing.
+In: nothing of its own; the backend in `attention.py` fills it. Out: the host half of a step, its plans by kind of
+layer, and each layer's kind. It holds no keys and launches nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from backstamp.attention import Batch
+from backstamp.attention import Batch, LayerSpec, PagedKV
 from backstamp.step_checks import IndexForm
 from backstamp_flashinfer.routes import LayerKind
 from backstamp_flashinfer.rows import HostRows
 from backstamp_flashinfer.wrappers import Planned
 
-__all__ = ["Keys", "Step"]
+__all__ = ["Keys", "KnownLayer", "Step"]
 
 #: Where a layer's keys lie: in pages, in pages with values of other strides, or in no cache.
 Keys: TypeAlias = Literal["paged", "apart", "ragged"]
@@ -49,3 +51,20 @@ class Step:
         rows = self.ragged if keys == "ragged" else self.rows
         assert rows is not None, "a step without tokens returns before it asks"
         return rows
+
+
+def _no_cache() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class KnownLayer:
+    """A layer, what the library is planned with for it, and where the keys of its last cache lie.
+
+    `kv` answers that cache, or None once it is gone: it is not kept alive.
+    """
+
+    spec: LayerSpec
+    kind: LayerKind
+    kv: Callable[[], PagedKV | None] = _no_cache
+    keys: Keys = "paged"

@@ -6,6 +6,8 @@ addresses and strides, never a value.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,8 @@ VECTOR_BYTES = 16
 
 def even_strides(tensor: Tensor) -> bool:
     """Whether every vector of a `[..., D]` tensor starts at a multiple of its size, as the kernels take for granted."""
-    outer = zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-    odd = any(size > 1 and step * tensor.element_size() % VECTOR_BYTES for step, size in outer)
-    return tensor.stride(-1) == 1 and tensor.data_ptr() % VECTOR_BYTES == 0 and not odd
+    vectors_fit = _vectors_fit(tensor.shape, tensor.stride(), tensor.element_size())
+    return vectors_fit and tensor.data_ptr() % VECTOR_BYTES == 0
 
 
 def refuse_odd_strides(request: BuildRequest, layer: LayerSpec, *caches: tuple[str, Tensor]) -> None:
@@ -47,3 +48,10 @@ def cover_pads(out: Tensor, lse: Tensor | None, used: int) -> None:
         out[used:].zero_()
         if lse is not None:
             lse[used:].fill_(float("-inf"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _vectors_fit(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """The part of it that steps and layers have in common: a walk over dimensions costs as much as a launch."""
+    outer = zip(strides[:-1], shape[:-1], strict=True)
+    return strides[-1] == 1 and not any(size > 1 and step * itemsize % VECTOR_BYTES for step, size in outer)

@@ -15,7 +15,7 @@ from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper, BatchPrefillWithRaggedKVCacheWrapper
 from torch import Tensor
 
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 from backstamp_flashinfer.routes import LayerKind, Route, window_of
 from backstamp_flashinfer.rows import HostRows
 from backstamp_flashinfer.trees import MaskBuffers, make_mask_buffers
@@ -71,6 +71,7 @@ class WrapperPool:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, page_size: int) -> None:
         self._device, self._dtype, self._page_size = device, dtype, page_size
+        self._compiles = Announcer("flashinfer")
         # zeros, as the library asks of a first use
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._idle: deque[Planned] = deque()
@@ -98,7 +99,7 @@ class WrapperPool:
         if route.fixed:
             self.reserve(kind, route.rows, route.tokens)
         # the module with sinks is compiled when its wrapper is made
-        with compiling("flashinfer", self._what(route, kind)):
+        with self._compiles.first(*self._what(route, kind)):
             wrapper = self._make(route, kind, mask)
         return Planned(route=route, kind=kind, wrapper=wrapper, fence=Fence(self._device), mask=mask)
 
@@ -140,7 +141,7 @@ class WrapperPool:
                 "disable_split_kv": kind.window_left >= 0 and looks_right,
                 "uniform_q_len": rows.q_len if route.fixed else None,
             }
-        with compiling("flashinfer", self._what(route, kind)):
+        with self._compiles.first(*self._what(route, kind)):
             if route.entry == "decode":
                 wrapper.plan(*paged, **common)
             elif route.entry == "ragged":
@@ -203,11 +204,11 @@ class WrapperPool:
     def _ints(self, route: Route, size: int) -> Tensor | None:
         return torch.zeros(size, dtype=torch.int32, device=self._device) if route.fixed else None
 
-    def _what(self, route: Route, kind: LayerKind) -> str:
+    def _what(self, route: Route, kind: LayerKind) -> tuple[str, ...]:
         """The module that is compiled: entries of one backend share it, but for sinks."""
-        extras = {"window": kind.window_left >= 0, "softcap": kind.softcap > 0, "sinks": kind.sinks}
-        words = ["attention", route.backend, str(self._dtype).removeprefix("torch."), f"head_dim {kind.head_dim}"]
-        return " ".join([*words, *(word for word, there in extras.items() if there)])
+        dtype, dim = str(self._dtype).removeprefix("torch."), f"head_dim {kind.head_dim}"
+        window, softcap = "window" if kind.window_left >= 0 else "", "softcap" if kind.softcap > 0 else ""
+        return "attention", route.backend, dtype, dim, window, softcap, "sinks" if kind.sinks else ""
 
 
 def _offsets(lens: Tensor) -> Tensor:
