@@ -25,6 +25,8 @@ CASES = {
     "prefill-fp16": {"rows": RAGGED, "dtype": torch.float16},
     "decode": {"rows": DECODE, "phase": "decode"},
     "decode-empty-rows": {"rows": ((1, 30), (0, 0), (1, 3), (0, 7)), "phase": "decode", "pad_tokens": 1},
+    "decode-keyless-rows": {"rows": ((1, 30), (1, 0), (1, 3)), "phase": "decode"},
+    "verify-keyless-rows": {"rows": ((4, 30), (4, 0)), "phase": "verify"},
     "decode-no-host-lens": {"rows": ((1, 30), (0, 0), (1, 70)), "phase": "decode", "host_lens": False},
     "verify": {"rows": ((4, 4), (4, 140)), "phase": "verify", "host_lens": False},
     "draft-extend": {"rows": ((2, 30), (1, 1), (4, 100)), "phase": "draft_extend"},

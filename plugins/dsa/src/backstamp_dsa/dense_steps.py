@@ -66,6 +66,11 @@ class Launch:
         """Rows of the launch."""
         return self.kv_lens.shape[0]
 
+    @property
+    def num_tokens(self) -> int:
+        """Places of the launch: a token each, but where rows are padded."""
+        return self.kv_lens.shape[0] * self.q_len
+
 
 @dataclass(slots=True)
 class DenseStep:
@@ -102,13 +107,15 @@ def refill(step: DenseStep) -> None:
     batch = step.batch
     for launch in step.launches:
         lens = batch.kv_lens[: batch.num_rows] if launch.rows is None else batch.kv_lens[launch.rows]
-        lens = lens - launch.behind
+        if launch.behind:
+            lens = lens - launch.behind
         torch.clamp(lens, min=1, out=launch.kv_lens)
         _fill_table(batch, launch, lens)
         if launch.padding is not None:
             _fill_padding(batch, launch, launch.padding)
         else:
-            launch.seen.copy_((lens > 0).repeat_interleave(launch.q_len))
+            each = lens[:, None].expand(launch.num_rows, launch.q_len)
+            torch.gt(each, 0, out=launch.seen.view(launch.num_rows, launch.q_len))
 
 
 def _by_length(batch: Batch, offsets: list[int], heads: int) -> list[Launch]:
@@ -174,9 +181,10 @@ def _fill_table(batch: Batch, launch: Launch, lens: Tensor) -> None:
     table = batch.index.page_table
     assert table is not None, "the row declares page tables alone"
     ids = table[: batch.num_rows] if launch.rows is None else table[launch.rows]
-    pages = (lens + (batch.index.page_size - 1)) // batch.index.page_size
-    read = torch.arange(ids.shape[1], device=table.device)[None] < pages[:, None]
-    launch.table[:, : ids.shape[1]] = torch.where(read, ids, 0)
+    width = ids.shape[1]
+    firsts = torch.arange(0, width * batch.index.page_size, batch.index.page_size, device=table.device)
+    # one launch for the mask and one for the table: eager steps are planned anew each time
+    torch.mul(ids, firsts < lens[:, None], out=launch.table[:, :width])
 
 
 def _fill_padding(batch: Batch, launch: Launch, padding: Padding) -> None:

@@ -88,8 +88,7 @@ class FlashMla:
             out = q.new_empty(q.shape[0], layer.num_qo_heads, layer.v_head_dim)
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return nothing_seen(out, lse)
-        covered = sum(launch.num_rows * launch.q_len for launch in state.launches)
-        if not state.whole and covered != batch.num_tokens:
+        if not state.whole and sum(launch.num_tokens for launch in state.launches) != batch.num_tokens:
             # padding tokens belong to no launch, and their outputs must be finite
             nothing_seen(out, lse)
         query = q if q_rope is None else torch.cat([q, q_rope], dim=-1)
@@ -100,10 +99,15 @@ class FlashMla:
     def _run(
         self, launch: Launch, q: Tensor, kv: PagedKV, layer: LayerSpec, step: DenseStep, out: Tensor, lse: Tensor | None
     ) -> None:
-        heads, count = layer.num_qo_heads, launch.num_rows * launch.q_len
-        run = slice(launch.first, launch.first + count)
-        tokens = launch.tokens if launch.padding is None else launch.padding.tokens
-        places = q[run] if tokens is None else q.index_select(0, tokens)
+        heads, tokens = layer.num_qo_heads, launch.tokens if launch.padding is None else launch.padding.tokens
+        if tokens is not None:
+            places = q.index_select(0, tokens)
+        elif launch.num_tokens == q.shape[0]:
+            # a slice of everything costs as much as one of a part
+            places = q
+        else:
+            run = slice(launch.first, launch.first + launch.num_tokens)
+            places, out, lse = q[run], out[run], None if lse is None else lse[run]
         found, found_lse = flash_mla.flash_mla_with_kvcache(
             places.reshape(launch.num_rows, launch.q_len, heads, layer.head_dim),
             kv.k,
@@ -116,17 +120,18 @@ class FlashMla:
             is_fp8_kvcache=False,
             use_legacy=True,
         )
-        answer, answer_lse = found.flatten(0, 1), found_lse.transpose(1, 2).flatten(0, 1)
+        answer = found.flatten(0, 1)
+        answer_lse = None if lse is None else found_lse.transpose(1, 2).flatten(0, 1)
         if launch.padding is not None:
             answer = answer.index_select(0, launch.padding.places)
-            answer_lse = answer_lse.index_select(0, launch.padding.places)
+            if answer_lse is not None:
+                answer_lse = answer_lse.index_select(0, launch.padding.places)
+        if tokens is None or launch.padding is not None:
             store_answer(answer, answer_lse, launch.seen, self._zero, out, lse)
-        elif tokens is None:
-            store_answer(answer, answer_lse, launch.seen, self._zero, out[run], None if lse is None else lse[run])
-        else:
-            out.index_copy_(0, tokens, torch.where(launch.seen[:, None, None], answer, self._zero))
-            if lse is not None:
-                lse.index_copy_(0, tokens, answer_lse.masked_fill(~launch.seen[:, None], float("-inf")))
+            return
+        out.index_copy_(0, tokens, torch.where(launch.seen[:, None, None], answer, self._zero))
+        if lse is not None and answer_lse is not None:
+            lse.index_copy_(0, tokens, answer_lse.masked_fill(~launch.seen[:, None], float("-inf")))
 
     def _hold_length(self, step: DenseStep, batch: Batch) -> None:
         """Launches over a caller's own tokens hold every row to one query length."""

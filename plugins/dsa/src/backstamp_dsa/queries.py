@@ -81,9 +81,10 @@ def check_aligned(request: BuildRequest, field: str, cache: Tensor, page_bytes: 
     Raises:
         UnsupportedBatch: an address the library would fault on.
     """
-    row, page = (cache.stride(at) * cache.element_size() for at in (1, 0))
+    size = cache.element_size()
+    page, row = (stride * size for stride in cache.stride()[:2])
     # within a page of packed tokens the format says what lies where
-    odd_row = cache.element_size() > 1 and row % 16
+    odd_row = size > 1 and row % 16
     if odd_row or cache.data_ptr() % 16 or (cache.shape[0] > 1 and page % page_bytes):
         needed = f"an address a multiple of 16 bytes, pages a multiple of {page_bytes} bytes apart"
         found = f"{cache.data_ptr() % 16} bytes past one, rows of {row} bytes, pages {page} bytes apart"
@@ -109,6 +110,7 @@ def store_answer(
 ) -> None:
     """Take over `[T, H, Dv]` and `[T, H]` of the real heads; zeros and -inf for tokens that saw nothing."""
     heads = out.shape[1]
-    torch.where(seen[:, None, None], found[:, :heads], zero, out=out)
+    found = found if found.shape[1] == heads else found[:, :heads]
+    torch.where(seen.view(-1, 1, 1), found, zero, out=out)
     if lse is not None and found_lse is not None:
         lse.copy_(found_lse[:, :heads].masked_fill(~seen[:, None], float("-inf")))
