@@ -45,6 +45,16 @@ def test_prefill_is_right_though_unused_slots_hold_nan(case: Case, monkeypatch: 
     torch.testing.assert_close(step.kv.k, before, equal_nan=True)
 
 
+def test_no_id_of_the_table_lies_past_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past a short last row too: K's blocks are the pool's first half, V's its second."""
+    install(monkeypatch)
+    step = make(Case(ROWS, phase="prefill"))
+    state = build(FMHA_V2, step).plan(step.batch)
+    blocks = len(state.page_ids)
+    assert int(state.table[:, 0].max()) == blocks - 1
+    assert int(state.table[:, 1].max()) == 2 * blocks - 1
+
+
 @pytest.mark.parametrize("rows", [(), ((0, 0), (0, 12)), ((3, 0),)], ids=["no rows", "no tokens", "no keys"])
 def test_a_step_without_work_launches_nothing(
     rows: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch

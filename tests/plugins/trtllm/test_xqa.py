@@ -31,6 +31,7 @@ PLAIN = (
     Case(ONE, cache="hnd"),
     Case(ONE, cache="interleaved"),
     Case(ONE, strided_out=True),
+    Case(ONE, pad_tokens=2),
     Case(SOME),
     Case(SOME, window=37, sinks="fp32", pad_tokens=2),
     Case(SOME, host_lens=False, phase="draft_decode"),

@@ -9,7 +9,10 @@ pool of our own; the engine's cache is only read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from flashinfer.prefill import trtllm_fmha_v2_prefill
 from torch import Tensor
@@ -23,6 +26,8 @@ from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen,
 from backstamp_trtllm.steps import Step, plan_step
 
 __all__ = ["FmhaV2Prefill"]
+
+Numbers: TypeAlias = "npt.NDArray[np.integer]"
 
 #: The scheduler's tile counter is all that these kernels keep in it.
 WORKSPACE_BYTES = 1 << 20
@@ -38,7 +43,7 @@ class GatherStep:
         page_ids: `[N + 1]` i32, which page of the cache each gathered one is.
         table: `[B, 2, W]` i32, where each row's pages lie in the pool: K, then V.
         last: `[B + 1]` i64 each row's last page, then the one more.
-        unused: `[B + 1, page]` bool, slots of those pages past `kv_len`.
+        unused: `[B + 1, page, 1, 1]` bool, slots of those pages past `kv_len`.
     """
 
     step: Step
@@ -77,30 +82,27 @@ class FmhaV2Prefill:
         assert batch.qo_indptr_host is not None, "check_batch found host lengths"
         assert batch.kv_lens_host is not None, "check_batch found host lengths"
         rows, page_size = batch.num_rows, self._request.page_size
-        q_ends = batch.qo_indptr_host[: rows + 1]
-        kv_lens = batch.kv_lens_host[:rows]
+        # small vectors: a call of numpy costs a fifth of one of torch
+        q_ends, kv_lens = batch.qo_indptr_host.numpy()[: rows + 1], batch.kv_lens_host.numpy()[:rows]
+        pages = _host_pages(kv_lens, page_size, step.table.shape[1])
+        total, widest = int(pages[0, rows]), max(1, int(pages[3].max()))
         device = batch.kv_lens.device
-        counts = (kv_lens + page_size - 1) // page_size
-        total, widest = int(counts.sum()), max(1, int(counts.max()) if rows else 1)
-        ends = counts.cumsum(0, dtype=torch.int32)
-        starts = (ends - counts).to(device, non_blocking=True)
-        columns = torch.arange(widest, dtype=torch.int32, device=device)
+        starts, last, tails, counts, shift = torch.from_numpy(pages).to(device, non_blocking=True).unbind()
+        table = torch.empty(rows, 2, widest, dtype=torch.int32, device=device)
+        columns = torch.arange(widest, device=device)
         # past a row's pages the table may point at its neighbour's: the kernel stops at the row's own count
-        table = (starts[:, None] + columns[None, :]).clamp_(max=total)
-        spare = torch.tensor([total], dtype=torch.int32)
-        last = torch.cat([torch.where(counts > 0, ends - 1, total), spare]).to(device, non_blocking=True).long()
-        tails = torch.cat([kv_lens - (counts - 1).clamp(min=0) * page_size, torch.zeros_like(spare)])
-        tails = tails.to(device, non_blocking=True)
+        torch.add(starts[:rows, None], columns, out=table[:, 0]).clamp_(max=total)
+        # V's blocks follow the N + 1 blocks of K
+        torch.add(table[:, 0], total + 1, out=table[:, 1])
         return GatherStep(
             step,
             used_tokens=int(q_ends[rows]),
-            max_q_len=int(q_ends.diff().max()) if rows else 0,
+            max_q_len=int((q_ends[1:] - q_ends[:-1]).max()) if rows else 0,
             max_kv_len=int(kv_lens.max()) if rows else 0,
-            page_ids=self._page_ids(step, counts.to(device, non_blocking=True), total),
-            # V's blocks follow the N + 1 blocks of K
-            table=torch.stack([table, table + (total + 1)], dim=1),
+            page_ids=_page_ids(step, counts[:rows], shift[:rows], total),
+            table=table,
             last=last,
-            unused=torch.arange(page_size, device=device)[None, :] >= tails[:, None],
+            unused=(torch.arange(page_size, device=device) >= tails[:, None])[:, :, None, None],
         )
 
     def forward(
@@ -163,17 +165,34 @@ class FmhaV2Prefill:
         pool = torch.empty(2, state.page_ids.shape[0], *k.shape[1:], dtype=k.dtype, device=k.device)
         torch.index_select(k, 0, state.page_ids, out=pool[0])
         torch.index_select(v, 0, state.page_ids, out=pool[1])
-        for half in pool:
-            tails = half.index_select(0, state.last).masked_fill_(state.unused[:, :, None, None], 0.0)
-            half.index_copy_(0, state.last, tails)
+        tails = pool.index_select(1, state.last).masked_fill_(state.unused, 0.0)
+        pool.index_copy_(1, state.last, tails)
         return pool[0], pool[1]
 
-    def _page_ids(self, step: Step, counts: Tensor, total: int) -> Tensor:
-        """Cache ids of the gathered pages in row order, then page 0 for rows without keys."""
-        ids = torch.zeros(total + 1, dtype=torch.int32, device=step.table.device)
-        if total:
-            at = torch.arange(total, dtype=torch.int32, device=ids.device)
-            ends = counts.cumsum(0, dtype=torch.int32)
-            rows = torch.searchsorted(ends, at, right=True)
-            ids[:total] = step.table[rows, (at - (ends - counts)[rows]).long()]
-        return ids
+
+def _host_pages(kv_lens: Numbers, page_size: int, width: int) -> Numbers:
+    """`[5, B + 1]` i64 of the rows, and one more that holds the page behind all of theirs.
+
+    Where a row's pages start in the pool, its last page there, the tokens on that page, how many pages it has, and
+    where its ids begin in a page table of `width` columns, less their place in the pool.
+    """
+    rows = len(kv_lens)
+    pages = np.zeros((5, rows + 1), np.int64)
+    starts, last, tails, counts, shift = pages
+    counts[:rows] = -(-kv_lens // page_size)
+    starts[1:] = counts[:rows].cumsum()
+    last[:] = starts[rows]
+    np.copyto(last[:rows], starts[1:] - 1, where=counts[:rows] > 0)
+    tails[:rows] = kv_lens - np.maximum(counts[:rows] - 1, 0) * page_size
+    shift[:] = np.arange(rows + 1) * width - starts
+    return pages
+
+
+def _page_ids(step: Step, counts: Tensor, shift: Tensor, total: int) -> Tensor:
+    """Cache ids of the gathered pages in row order, then page 0 for rows without keys."""
+    ids = torch.zeros(total + 1, dtype=torch.int32, device=step.table.device)
+    if total:
+        at = torch.repeat_interleave(shift, counts, output_size=total)
+        at += torch.arange(total, device=ids.device)
+        torch.index_select(step.table.view(-1), 0, at, out=ids[:total])
+    return ids
