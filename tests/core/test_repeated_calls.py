@@ -185,4 +185,18 @@ def test_neither_cache_nor_step_is_kept_alive() -> None:
     del kv, batch
     gc.collect()
     assert [ref() for ref in seen] == [None, None]
+    # what is gone is nothing that may be handed in
+    with pytest.raises(UnsupportedBatch, match="kv"):
+        call(checks, kv=None)
     call(checks)
+
+
+def test_a_call_without_a_cache_is_refused_after_the_cache_has_gone() -> None:
+    """The step still lives: a dead reference answers None, as the call does."""
+    checks = CallChecks(request_for(ABLE))
+    kv = replace(STEP.kv)
+    call(checks, kv=kv)
+    del kv
+    gc.collect()
+    with pytest.raises(UnsupportedBatch, match="kv"):
+        call(checks, kv=None)

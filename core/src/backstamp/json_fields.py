@@ -92,7 +92,7 @@ class JsonFields:
     def number(self, name: str) -> float:
         """A finite number, as it was written."""
         value = self._get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise self.bad(name, "a finite number", _short(value))
         return value
 
@@ -157,6 +157,14 @@ class JsonFields:
 
     def _at(self, path: str) -> str:
         return f"{self.who}, field {path}" if path else self.who
+
+
+def _is_finite(value: float) -> bool:
+    """JSON has whole numbers of any length, which no float holds."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _short(value: object) -> str:

@@ -58,7 +58,8 @@ class CallChecks:
             UnsupportedBatch: the first field that does not fit.
         """
         known = self._known.get(layer.layer_id)
-        if known is not None and new is None and indices is None and self._batch() is batch:
+        # a cache that is gone is remembered as None, and is no cache
+        if known is not None and kv is not None and new is None and indices is None and self._batch() is batch:
             if known.tokens != batch.num_tokens:
                 known = self._known[layer.layer_id] = known.of(batch.num_tokens)
             own_layer, own_kv, _, dtype, device, q_shape, out_shape, rope_shape, lse_dtype = known

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from backstamp.attention import KVIndex
-from backstamp_flashinfer.rows import HostRows, row_pages
+from backstamp.testing.batches import make_batch
+from backstamp.testing.requests import request_for
+from backstamp_flashinfer.plugin import MHA
+from backstamp_flashinfer.rows import HostRows, read_rows, row_pages
 
 
 def _rows(*page_indptr: int) -> HostRows:
@@ -22,6 +27,19 @@ def _rows(*page_indptr: int) -> HostRows:
         max_q_len=1,
         q_len=1,
     )
+
+
+def test_a_pad_row_of_negative_length_has_no_page():
+    """Engines pad with any length; a page list that went backwards would be read out of bounds."""
+    request = request_for(MHA, page_size=16, dtype="bf16")
+    batch = replace(
+        make_batch([1, 1, 1], [20, 16, 5]).batch,
+        qo_indptr_host=torch.tensor([0, 1, 2, 2], dtype=torch.int32),
+        kv_lens_host=torch.tensor([20, 16, -20], dtype=torch.int32),
+    )
+    rows = read_rows(request, batch, paged=False)
+    assert rows.page_indptr.tolist() == [0, 2, 3, 3]
+    assert rows.last_page_len.tolist() == [4, 16, 0]
 
 
 def _csr(starts: list[int], ids: list[int], dtype: torch.dtype = torch.int32) -> KVIndex:

@@ -178,6 +178,88 @@ def test_a_descriptor_finds_every_key_and_value(cache, hopper):
         assert list(descriptor.block_shape) == [launch["ROWS"], 64]
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "address", "taken"),
+    [
+        ((5, 16, 2, 128), (4096, 256, 128, 1), 0, True),
+        ((0, 16, 2, 128), (4096, 256, 128, 1), 0, False),
+        ((0, 2, 128), (256, 128, 1), 0, False),
+        ((5, 16, 2, 128), (4096, 256, 128, 1), 8, False),
+        ((5, 16, 2, 128), (4096 + 64, 260, 130, 1), 0, False),
+        ((5, 16, 2, 128), (2048, 128, 64, 1), 0, False),
+        ((5, 16, 2, 128), (8192, 512, 256, 2), 0, False),
+        ((5, 16, 2, 128), (4104, 256, 128, 1), 0, False),
+        ((1 << 27, 16, 1, 128), (2048, 128, 128, 1), 0, False),
+        ((1 << 26, 16, 1, 128), (2048, 128, 128, 1), 0, True),
+    ],
+    ids=[
+        "plain", "no-pages", "no-keys", "address-8", "rows-of-520-bytes", "rows-overlap", "every-other-number",
+        "pages-no-whole-rows-apart", "2^31-rows", "2^30-rows",
+    ],
+)  # fmt: skip
+def test_a_cache_that_no_descriptor_holds_keeps_the_tile_kernel(shape, strides, address, taken):
+    """16-byte addresses and rows, whole rows from page to page, coordinates in 32 bits, and something to read."""
+    view = prefill_launch._view(address, torch.bfloat16, shape, strides, 16)
+    assert (view is not None) is taken
+
+
+#: What a launch is given for a change of its case.
+GIVEN = [
+    ({}, {"CAUSAL": "yes", "INDEX": "page_table", "window_left": None, "softcap_log2": None, "sinks_ptr": None}),
+    ({"causal": False}, {"CAUSAL": "no"}),
+    ({"window_left": 40}, {"window_left": 40}),
+    ({"index": "csr"}, {"INDEX": "csr"}),
+    ({"dims": (64, 64)}, {"DK": 64, "DV": 64}),
+    ({"page_size": 256}, {"PAGE_SIZE": 256, "ROWS": 128}),
+]
+
+
+@pytest.mark.parametrize(("changes", "given"), GIVEN, ids=str)
+def test_a_launch_is_given_what_its_case_says(changes, given, hopper):
+    """Constants of the layer and the step, each under the kernel's own name for it."""
+    _attend(dataclasses.replace(LONG, **changes))
+    (launch,) = hopper[0].launches
+    assert {name: launch[name] for name in given} == given
+
+
+def test_a_launch_is_given_the_tensors_of_its_call(hopper):
+    """Queries, outputs, LSE, lengths and pages by address and stride, none in another's place."""
+    drawn = make(dataclasses.replace(LONG, index="csr", causal=(1, 0), softcap=30.0))
+    backend = build_attention(drawn.request).backend
+    tokens, heads = drawn.batch.num_tokens, 8
+    out = torch.empty(tokens, heads + 1, 128, dtype=torch.bfloat16)[:, 1:]
+    lse = torch.empty(heads, tokens).T
+    backend.forward(drawn.q, drawn.kv, drawn.layer, backend.plan(drawn.batch), out=out, lse=lse)
+    (launch,) = hopper[0].launches
+    batch, index = drawn.batch, drawn.batch.index
+    for name, tensor in (
+        ("q_ptr", drawn.q),
+        ("out_ptr", out),
+        ("lse_ptr", lse),
+        ("qo_indptr", batch.qo_indptr),
+        ("kv_lens", batch.kv_lens),
+        ("causal_rows", batch.causal),
+        ("page_ids", index.kv_indices),
+        ("page_rows", index.kv_indptr),
+    ):
+        assert launch[name] is tensor, name
+    for name, tensor in (("q", drawn.q), ("out", out), ("lse", lse)):
+        assert (launch[f"{name}_stride_t"], launch[f"{name}_stride_h"]) == tensor.stride()[:2], name
+    assert (launch["num_rows"], launch["num_tokens"]) == (2, tokens)
+    assert launch["logit_scale"] == pytest.approx(128**-0.5 / 30.0)
+    assert launch["softcap_log2"] == pytest.approx(30.0 * 1.4426950408889634)
+    # a table of pages is read by rows
+    assert launch["page_ids_stride"] == index.kv_indices.stride(0)
+
+
+def test_sinks_are_the_launchs_where_no_merge_follows(hopper):
+    """In a split step the merge has them, once."""
+    drawn = _attend(dataclasses.replace(LONG, sinks=True, rows=((2500, 2500),)))
+    assert hopper[0].launches[0]["sinks_ptr"] is drawn.layer.sinks
+    split = _attend(dataclasses.replace(LONG, sinks=True, rows=((128, 20000),)))
+    assert hopper[2].launches[-1]["sinks_ptr"] is split.layer.sinks
+
+
 def test_few_tiles_share_their_keys(hopper):
     """A short step over a long prefix would leave multiprocessors idle: its keys are split, and shares are merged."""
     prefill, _, merge = hopper

@@ -146,7 +146,8 @@ def _mirrors(batch: Batch) -> tuple[Numbers, Numbers]:
     assert starts is not None, "check_batch asks for exact host lengths"
     assert lens is not None, "check_batch asks for exact host lengths"
     rows = batch.num_rows
-    return starts.numpy()[: rows + 1].astype(np.int32), lens.numpy()[:rows].astype(np.int32)
+    # a pad row may carry a negative length
+    return starts.numpy()[: rows + 1].astype(np.int32), np.maximum(lens.numpy()[:rows].astype(np.int32), 0)
 
 
 def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: Numbers) -> HostRows | None:

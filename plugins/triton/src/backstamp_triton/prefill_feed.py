@@ -75,6 +75,8 @@ def feed(
                 ids = page_ids + gl.load(page_rows + row, mask=some, other=0).to(gl.int64)
             else:
                 ids = gl.load(page_rows + row, mask=some, other=0).to(gl.int32)
+            # a tile that sees nothing is cleared whole: what it loads is a page of somebody else's
+            stop = gl.where(high > low, kv_len, low)
             pages = (ids, low // PAGE_SIZE, gl.maximum(high - 1, 0) // PAGE_SIZE, high > low)
             for block in range(begin + blocks - 1, begin - 1, -1):
                 n0 = block * BLOCK_N
@@ -87,14 +89,14 @@ def feed(
                 _load(k_desc, k_pieces, full, stage, n0, pages, kv_head, k_places, DK, ROWS, PIECES, PAGE_SIZE, INDEX)
                 mbarrier.wait(v_empty.index(stage), phase ^ 1)
                 full = v_full.index(stage)
-                if (n0 + BLOCK_N > kv_len) | (n0 < low):
+                if (n0 + BLOCK_N > stop) | (n0 < low):
                     mbarrier.expect(tail, V_BYTES)
                     _load(
                         v_desc, v_pieces, tail, stage, n0, pages, kv_head, v_places, DV, ROWS, PIECES, PAGE_SIZE, INDEX
                     )
                     mbarrier.wait(tail, tails & 1)
                     tails += 1
-                    _clear(v_eights, stage, n0, low, kv_len, DV, BLOCK_N)
+                    _clear(v_eights, stage, n0, low, stop, DV, BLOCK_N)
                     fence_async_shared()
                     mbarrier.arrive(full, count=1)
                 else:
@@ -139,16 +141,16 @@ def _load(
 
 
 @gluon.jit
-def _clear(eights, stage, n0, low, kv_len, DIM: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Write zeros over a value block's rows outside `[low, kv_len)`, eight rows at a time."""
+def _clear(eights, stage, n0, low, stop, DIM: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Write zeros over a value block's rows outside `[low, stop)`, eight rows at a time."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     EIGHTS: gl.constexpr = BLOCK_N // 8
     for panel in gl.static_range(DIM // PANEL):
         for eight in range(EIGHTS):
             first = n0 + eight * 8
-            if (first + 8 > kv_len) | (first < low):
+            if (first + 8 > stop) | (first < low):
                 view = eights.index((stage * (DIM // PANEL) + panel) * EIGHTS + eight)
                 n = first + gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
-                seen = (n >= low) & (n < kv_len)
+                seen = (n >= low) & (n < stop)
                 rows = view.load(LAYOUT)
                 view.store(gl.where(seen[:, None], rows, gl.zeros_like(rows)))

@@ -146,11 +146,11 @@ def _view(
     apart = head_stride >= row_stride
     step = [page_stride, head_stride] if apart else [page_stride]
     width = dim if apart else (heads - 1) * head_stride + dim
-    if row_stride < width or any(stride % row_stride for stride in step):
+    if not pages or row_stride < width or any(stride % row_stride for stride in step):
         return None
     head_rows, head_cols = (head_stride // row_stride, 0) if apart else (0, head_stride)
     height = (pages - 1) * (page_stride // row_stride) + (heads - 1) * head_rows + shape[-3]
-    if strides[-1] != 1 or address % 16 or row_stride * dtype.itemsize % 16 or height >= 1 << 31:
+    if strides[-1] != 1 or address % 16 or row_stride * dtype.itemsize % 16 or not 0 < height < 1 << 31:
         return None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     base = MemoryAt(address, dtype)
