@@ -8,7 +8,11 @@ from backstamp.errors import BadInput
 from backstamp.json_fields import JsonFields
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True, "1"], ids=["1e400", "-1e400", "inf", "nan", "true", "text"])
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), float("inf"), float("nan"), True, "1"],
+    ids=["1e400", "-1e400", "inf", "nan", "true", "text"],
+)
 def test_what_is_no_finite_number_is_refused(value: object) -> None:
     """A whole number too large for a float is refused as infinity is, without a traceback."""
     with pytest.raises(BadInput) as refused:
