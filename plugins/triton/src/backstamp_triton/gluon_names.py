@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-__all__ = ["copy_box", "recast"]
+__all__ = ["copy_box", "copy_rows", "recast"]
 
 # one box of a descriptor into shared memory; `async_copy_global_to_shared` was removed after 3.6
 copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+# addresses into shared memory, renamed likewise
+copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 
 @gluon.jit

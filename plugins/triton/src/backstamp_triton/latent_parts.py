@@ -18,7 +18,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-__all__ = ["PANEL", "attend_left", "attend_right", "copy_rows"]
+from backstamp_triton.gluon_names import copy_rows
+
+__all__ = ["PANEL", "attend_left", "attend_right"]
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
@@ -27,8 +29,6 @@ PANEL = gl.constexpr(gl.NVMMASharedLayout(128, 16, rank=2))
 #: Registers of a product of 64 queries and 64 keys, or 256 values.
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-# triton 3.9 renamed the copy
-copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 
 
 @gluon.jit

@@ -12,15 +12,12 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from backstamp_triton.latent_parts import PANEL, attend_left, attend_right, copy_rows
+from backstamp_triton.gluon_names import copy_box, copy_rows, recast
+from backstamp_triton.latent_parts import PANEL, attend_left, attend_right
 
 __all__ = ["attend_latent"]
-
-# triton 3.9 renamed both
-_copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 
 # sizes change every step: no kernel of its own for a row count of 1 or a multiple of 16
@@ -236,7 +233,7 @@ def _copy_part(rows_desc, rows, part, bar, COLUMN: gl.constexpr, BOX: gl.constex
     for i in gl.static_range(64 // BOX):
         for panel in gl.static_range(PANELS):
             box = panels.index(panel).slice(i * BOX, BOX, 0)
-            _copy_box(rows_desc, [rows[i], COLUMN + panel * 64], bar, box)
+            copy_box(rows_desc, [rows[i], COLUMN + panel * 64], bar, box)
 
 
 @gluon.jit
@@ -256,8 +253,5 @@ def _zero_rows(values, valid):
 @gluon.jit
 def _panels(part, PANELS: gl.constexpr):
     """64 rows as panels of 64 columns."""
-    if _RENAMED:
-        panels = part.reinterpret(part.dtype, [PANELS, 64, 64], PANEL)
-    else:
-        panels = part._reinterpret(part.dtype, [PANELS, 64, 64], PANEL)
-    return panels
+    dtype: gl.constexpr = part.dtype
+    return recast(part, dtype, [PANELS, 64, 64], PANEL)
