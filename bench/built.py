@@ -167,7 +167,8 @@ def _serve_attention(kernel: str, step: AttentionStep, here: Here, asks: Asks, g
     row = here.catalogue.row("attention", group)
     assert row is not None, "the plan was just resolved on this catalogue"
     q, kv, new, indices = step.q, step.kv, step.new, step.indices
-    out = q.new_empty(batch.num_tokens, layer.num_qo_heads, layer.v_head_dim)
+    # memory that is just free may hold another kernel's right answer
+    out = q.new_full((batch.num_tokens, layer.num_qo_heads, layer.v_head_dim), float("nan"))
 
     def forward(state: object) -> Tensor:
         return backend.forward(q, kv, layer, state, out=out, new=new, indices=indices)
@@ -202,7 +203,8 @@ def _serve_linear(kernel: str, step: LinearStep, here: Here) -> Serving:
     assert read_stamp(built).kernel == kernel
     backend = cast("LinearBackend[object]", built)
     q, k, v, gates, layer, pool = step.q, step.k, step.v, step.gates, step.layer, step.pool
-    slots, out = step.batch.slots, torch.empty_like(v)
+    # as for attention
+    slots, out = step.batch.slots, torch.full_like(v, float("nan"))
 
     def forward(state: object) -> Tensor:
         return backend.forward(q, k, v, gates, layer, state, pool=pool, slots=slots, out=out)

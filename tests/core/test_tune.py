@@ -134,6 +134,38 @@ def test_a_kernel_whose_answer_is_off_is_told_and_not_timed(
         assert rows[phase, "flex_attention"].status == "timed"
 
 
+def test_a_kernel_that_writes_nothing_is_wrong(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that another kernel just left may hold the right answer: nothing of it is there when a kernel is asked."""
+    blank: list[bool] = []
+
+    def forward(self, q, kv, layer, state, *, out=None, **more):
+        blank.append(bool(out.isnan().all()))
+        return out
+
+    monkeypatch.setattr(TorchNative, "forward", forward)
+    rows = {row.work.phase: row for row in tuned(catalogue, kernels=["torch_native"])}
+    assert {phase: (row.status, "not finite" in row.reason) for phase, row in rows.items()} == {
+        "prefill": ("wrong", True),
+        "decode": ("wrong", True),
+    }
+    assert blank == [True, True]
+
+
+def test_a_kernel_whose_answer_is_off_never_runs_under_the_timer(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time that nobody reads is minutes lost, and one that somebody reads is worse."""
+    timed: list[str] = []
+    monkeypatch.setattr(TorchNative, "forward", lambda self, *given, out=None, **more: out)
+
+    def timer(run: Callable[[], object]) -> float:
+        timed.append("one")
+        return 1.0
+
+    rows = tuned(catalogue, timer=timer)
+    assert len(timed) == sum(row.status == "timed" for row in rows) == 2
+
+
 def test_a_kernel_that_cannot_run_is_told_and_the_others_are_timed(
     catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
 from backstamp.host import this_host
+from backstamp_cpu.linear import TorchNativeLinear
 from backstamp_cpu.native import TorchNative
 from tests.bench_modules import BENCH, bench_modules
 from tests.children import ordinary_environment
@@ -204,6 +205,25 @@ def test_a_wrong_kernel_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -
         assert [list(line) for line in told] == [["begin"], ["missing"]]
         assert told[1]["missing"]["status"] == "wrong"
         assert "relative error 5.0e-01" in told[1]["missing"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("work", "kernel"), [("decode", TorchNative), ("gdn_decode", TorchNativeLinear)], ids=["mha", "gdn"]
+)
+def test_a_kernel_that_writes_nothing_is_told_and_not_timed(work: str, kernel: type, monkeypatch) -> None:
+    """Memory that another kernel just left may hold the right answer: nothing of it is there when a kernel is asked."""
+    blank: list[bool] = []
+
+    def forward(self, *given, out=None, **more):
+        blank.append(bool(out.isnan().all()))
+        return out
+
+    with bench_modules("measuring", "built", "shape_list") as (measuring, built, listed):
+        monkeypatch.setattr(kernel, "forward", forward)
+        shape = next(of for of in listed.TINY if of.work == work)
+        *_, told = measuring.measure(shape, here_of(built), ["torch_native"])
+        assert told["missing"]["status"] == "wrong"
+        assert all(blank)
 
 
 def here_of(built):

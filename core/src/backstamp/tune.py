@@ -181,7 +181,9 @@ class _Bench:
         built = build(plan, runner, self.host.catalogue).serving_attention_backend(work.phase)
         backend = cast("AttentionBackend[object]", built)
         state = backend.plan(step.batch)
-        out = step.q.new_empty(step.batch.num_tokens, spec.num_qo_heads, spec.v_head_dim)
+        shape = (step.batch.num_tokens, spec.num_qo_heads, spec.v_head_dim)
+        # memory that is just free may hold another kernel's right answer
+        out = step.q.new_full(shape, float("nan"))
 
         def forward() -> object:
             return backend.forward(step.q, step.kv, spec, state, out=out)
