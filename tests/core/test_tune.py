@@ -166,18 +166,54 @@ def test_a_kernel_whose_answer_is_off_never_runs_under_the_timer(
     assert len(timed) == sum(row.status == "timed" for row in rows) == 2
 
 
+@pytest.mark.parametrize("cause", [RuntimeError("no image for this device"), SystemExit("no image for this device")])
 def test_a_kernel_that_cannot_run_is_told_and_the_others_are_timed(
-    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch, cause: BaseException
 ) -> None:
-    """It accepts the work; that it fails is a finding."""
+    """It accepts the work; that it fails, or would end the process, is a finding."""
 
     def forward(self, *given, **more):
-        raise RuntimeError("no image for this device")
+        raise cause
 
     monkeypatch.setattr(TorchNative, "forward", forward)
     rows = tuned(catalogue)
     assert {(row.kernel, row.status) for row in rows} == {("torch_native", "failed"), ("flex_attention", "timed")}
-    assert {row.reason for row in rows if row.status == "failed"} == {"RuntimeError: no image for this device"}
+    reason = f"{type(cause).__name__}: no image for this device"
+    assert {row.reason for row in rows if row.status == "failed"} == {reason}
+
+
+def test_whoever_stops_a_run_stops_it(catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is no finding about a kernel."""
+
+    def forward(self, *given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TorchNative, "forward", forward)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(catalogue)
+
+
+def test_nothing_is_timed_after_a_kernel_that_lost_the_device(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ran after it would fail for its sake: neither other kernels, nor other phases, nor other kinds of layer."""
+    real = TorchNative.forward
+
+    def forward(self, q, kv, layer, state, **more):
+        if state.batch.phase == "decode":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return real(self, q, kv, layer, state, **more)
+
+    monkeypatch.setattr(TorchNative, "forward", forward)
+    launch = make_launch(Requests(speculative_algorithm="EAGLE"))
+    *timed, lost = tuned(catalogue, "gemma4", launch=launch)
+    assert [(row.work.phase, row.kernel, row.status) for row in timed] == [
+        ("prefill", "torch_native", "timed"),
+        ("prefill", "flex_attention", "timed"),
+    ]
+    assert (lost.work.phase, lost.kernel, lost.status) == ("decode", "torch_native", "failed")
+    assert "illegal memory access was encountered; the device is lost to this process" in lost.reason
+    assert "--kernel times the others" in lost.reason
 
 
 def test_a_named_kernel_that_is_refused_is_told_with_the_reason(catalogue: Catalogue) -> None:

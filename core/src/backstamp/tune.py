@@ -48,6 +48,9 @@ __all__ = ["Tuned", "tune"]
 Status = Literal["timed", "wrong", "failed", "skipped"]
 #: Why a kernel that reads a selection of keys is not timed.
 _SPARSE: Final = "the selection of keys it reads is the engine's own to make"
+#: Words of an error after which nothing runs on the device in this process.
+_LOST: Final = ("CUDA error", "cudaError", "HIP error", "illegal memory access", "Triton Error")
+_LOST_TOO: Final = "; the device is lost to this process and nothing was timed after it: --kernel times the others"
 
 
 class Tuned(NamedTuple):
@@ -85,7 +88,7 @@ def tune(
     """Time every kernel that `auto` may choose, or those named, in every phase of a target; `told` hears of each.
 
     What the launch asks for by key is left aside: the kernels are what is compared. `timer` answers the microseconds of
-    one call; the default is the device's own.
+    one call; the default is the device's own. A kernel that leaves the device unusable is the last of the list.
 
     Raises:
         BadInput: a device nothing here times. BadHost, NoDevice: `host` is not this machine. BackstampError: as
@@ -104,6 +107,8 @@ def tune(
                 done.append(tuned)
                 if told is not None:
                     told(tuned)
+            if bench.lost:
+                return done
     return done
 
 
@@ -116,11 +121,13 @@ def _check_here(host: HostFacts) -> None:
 
 @dataclass(slots=True)
 class _Bench:
-    """One kind of layer; the last step made is kept, because most kernels of a phase read the same."""
+    """One kind of layer; the last step made is kept, because most kernels of a phase read the same. `lost`: a kernel
+    left the device unusable, and whatever ran after it would fail for its sake."""
 
     facts: Facts
     host: HostCatalogue
     timer: Timer
+    lost: bool = False
     made: dict[tuple[object, ...], MadeStep] = field(default_factory=dict)
 
     def phase(self, phase: Phase, table: Table, kernels: Sequence[str], workload: Workload) -> Iterator[Tuned]:
@@ -130,6 +137,8 @@ class _Bench:
         assert work is not None, "a target's phases all have a load"
         for name in kernels or dict.fromkeys(table.by_rank(pickable(self.facts, table))):
             yield self._kernel(work, table, name)
+            if self.lost:
+                return
 
     def _kernel(self, work: WorkClass, table: Table, name: str) -> Tuned:
         setting = f"{work.phase}_attention_backend"
@@ -149,9 +158,13 @@ class _Bench:
             return Tuned(work, name, "skipped", reason=reason)
         try:
             wrong, time = self._run(work, plan, row.offer)
-        except Exception as cause:
-            # one kernel that cannot run must not hide the others
-            return Tuned(work, name, "failed", reason=said(cause))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as cause:
+            # one kernel that cannot run must not hide the others, not even one that ends its process where it can
+            words = said(cause)
+            self.lost = any(word in words for word in _LOST)
+            return Tuned(work, name, "failed", reason=words + _LOST_TOO * self.lost)
         if wrong:
             return Tuned(work, name, "wrong", reason=wrong)
         if not 0 < time < float("inf"):
