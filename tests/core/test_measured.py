@@ -161,7 +161,15 @@ def test_a_workload_that_is_none_is_refused(words: dict[str, str], named: str) -
     """The phase is named, and how a load is written."""
     with pytest.raises(BadInput, match=named):
         workload_of(words, "--workload")
+    assert workload_of({"decode": "64x16777216"}).decode == Load(64, 1 << 24)
     assert workload_of({"decode": "64x8192"}) == DEFAULT_WORKLOAD._replace(decode=Load(64, 8192))
+
+
+@pytest.mark.parametrize("words", ["99999999x1", "1x16777217"])
+def test_a_load_above_the_bound_is_told_the_bound(words: str) -> None:
+    """It is written as a load is, so how one is written says nothing."""
+    with pytest.raises(BadInput, match="whole numbers from 1 to 16777216"):
+        workload_of({"decode": words}, "--workload")
 
 
 def report_of(high: float, low: float) -> tuple[Report, Plan]:

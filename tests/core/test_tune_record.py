@@ -53,6 +53,31 @@ def test_a_time_that_is_there_stays_and_the_new_one_is_told_as_a_conflict(tmp_pa
     assert [row.microseconds for row in read_times(place).rows] == [9.0]
 
 
+def test_a_time_at_another_page_size_is_a_time_of_the_same_thing(tmp_path: Path) -> None:
+    """A resolve asks for no page size: two figures side by side would leave the first to be answered for ever."""
+    place = tmp_path / "times.json"
+    add_times(place, MACHINE, [timed("a", 3.0)])
+    (kept,) = add_times(place, MACHINE, [timed("a", 9.0, page_size=64)])
+    assert (kept.before, kept.conflicts(False)) == (3.0, True)
+    assert read_times(place).rows == (timed("a", 3.0),)
+    add_times(place, MACHINE, [timed("a", 9.0, page_size=64)], replace=True)
+    record = read_times(place)
+    assert record.rows == (timed("a", 9.0, page_size=64),)
+    times = Measurements(machine=record.machine, rows=record.rows)
+    assert times.time_of(WORK, "a", 0, ("fake-p", "1.0"), LibraryRef("triton", "3.7.0")) == 9.0
+
+
+@pytest.mark.parametrize("folder", ["", ".", "..", "deep"])
+def test_a_folder_is_no_place_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """It is told as such, and nothing is left in it or beside it."""
+    (tmp_path / "here" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadInput, match="needs the path of a file, got a folder"):
+        add_times(folder, MACHINE, [timed("a", 3.0)])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_row_of_another_version_is_another_row(tmp_path: Path) -> None:
     """An upgrade leaves the old times where a downgrade finds them."""
     place = tmp_path / "times.json"
@@ -153,6 +178,7 @@ def written() -> dict[str, object]:
         (("rows", 0, "microseconds"), -1.0, "rows[0].microseconds"),
         (("rows", 0, "work", "phase"), "dream", "rows[0].work.phase"),
         (("rows", 0, "import"), "os:system", "rows[0].import"),
+        (("rows", 0, "library", "import"), "os:system", "rows[0].library.import"),
         (("machine", "torch"), None, "machine.torch"),
     ],
     ids=lambda value: None if isinstance(value, tuple) else str(value),

@@ -102,8 +102,8 @@ class Timed(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What was timed: all but how long it took."""
-        return self[:-1]
+        """What was timed: all but how long it took and the page size it ran with, which no resolve asks about."""
+        return self[:-2]
 
 
 class Machine(NamedTuple):
@@ -192,7 +192,7 @@ def workload_of(words: Mapping[str, str], who: str = "workload") -> Workload:
         found = re.fullmatch(r"([0-9]{1,8})x([0-9]{1,8})", text)
         load = Load(*(int(number) for number in found.groups())) if found is not None else Load(0, 0)
         if not (1 <= load.rows <= _MOST and 1 <= load.tokens <= _MOST):
-            needed = "ROWSxTOKENS, whole numbers from 1, for example 64x8192"
+            needed = f"ROWSxTOKENS, whole numbers from 1 to {_MOST}, for example 64x8192"
             raise BadInput(f"{who} {phase}", needed=needed, found=plain(repr(text)))
         loads[phase] = load
     return DEFAULT_WORKLOAD._replace(**loads)

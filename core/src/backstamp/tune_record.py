@@ -107,6 +107,8 @@ def add_times(path: str | Path, machine: Machine, rows: Iterable[Timed], *, repl
     """
     place = Path(path)
     try:
+        if place.is_dir():
+            raise BadInput(f"{_WHO} {plain(str(place))}", needed="the path of a file", found="a folder")
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _alone(place):
             return _add(place, machine, tuple(rows), replace)
@@ -202,6 +204,8 @@ def _row_as_json(row: Timed) -> dict[str, object]:
 def _row(fields: JsonFields) -> Timed:
     fields.only(Timed._fields)
     library = fields.part_or_none("library")
+    if library is not None:
+        library.only(LibraryRef._fields)
     time = fields.number("microseconds")
     if time <= 0:
         raise fields.bad("microseconds", "a time above 0", str(time))
