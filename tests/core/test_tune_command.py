@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,10 @@ from backstamp.cli.app import app
 from backstamp.errors import BackstampError, BadInput
 from backstamp.host import this_host
 from backstamp.measurements import Machine
-from backstamp.tune_record import add_times, default_place, read_times
+from backstamp.records import write_record
+from backstamp.tune_record import TuneRecord, add_times, default_place, read_times
 from backstamp_cpu.native import TorchNative
+from tests.children import ordinary_environment
 from tests.models import FOLDER
 
 LOADS = ("--workload", "prefill=1x8", "--workload", "decode=2x8")
@@ -99,6 +104,53 @@ def test_a_second_run_keeps_what_is_there_and_says_so() -> None:
     assert all(row.microseconds < 1e9 for row in read_times(place()).rows)
 
 
+_TALKER = """
+import ctypes, os
+from backstamp.cli import main
+from backstamp_cpu.native import TorchNative
+real = TorchNative.forward
+def forward(self, *given, **more):
+    print("from Python")
+    os.write(1, b"on the descriptor\\n")
+    ctypes.CDLL(None).puts(b"held back by C")
+    return real(self, *given, **more)
+TorchNative.forward = forward
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX: the C library of this process by its handle")
+def test_what_a_kernel_prints_is_not_in_the_json() -> None:
+    """Compilers and libraries talk while kernels are built: in Python, on the descriptor, through C's own buffer."""
+    environment = ordinary_environment()
+    # with it, Python takes C's buffer away
+    environment.pop("PYTHONUNBUFFERED", None)
+    program = [sys.executable, "-c", _TALKER, "tune", *HERE, "--kernel", "torch_native", "--json"]
+    child = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    assert child.returncode == 0, child.stderr
+    assert [row["status"] for row in json.loads(child.stdout)["tuned"]] == ["timed", "timed"]
+    for words in ("from Python", "on the descriptor", "held back by C"):
+        assert words in child.stderr
+
+
+def test_a_kernel_that_is_named_twice_is_timed_once() -> None:
+    """The second time would only be a conflict with the first."""
+    only = ("--kernel", "torch_native")
+    told = json.loads(run("tune", *HERE, *only, *only, "--json").stdout)
+    assert [row["work"]["phase"] for row in told["tuned"]] == ["prefill", "decode"]
+
+
+def test_a_check_of_another_machines_record_says_so() -> None:
+    """That no time decided is what follows from it."""
+    machine = Machine.of(this_host("cpu"))._replace(torch="0.0")
+    place().parent.mkdir(parents=True)
+    write_record(place(), json.dumps(TuneRecord(machine=machine).as_json()))
+    checked = run("tune", "--check", *HERE)
+    assert checked.exit_code == 1
+    said = " ".join(checked.stdout.split())
+    assert "the times are another machine's, and ignored: torch 0.0 there" in said
+
+
 def test_a_wrong_or_a_refused_kernel_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that was named and has no time, and one whose answer is off: exit 1, and no row of it."""
     refused = run("tune", *HERE, "--kernel", "fa3")
@@ -141,6 +193,11 @@ def test_a_record_that_cannot_be_added_to_is_told_before_anything_is_timed(
         (("tune", "--show", "--check"), "--show or --check"),
         (("tune", "--report", "junit"), "--check, which makes a report"),
         (("tune", "--check", "--replace"), "where kernels are timed"),
+        (("tune", "--show", "--replace"), "where kernels are timed"),
+        (("tune", "--check", "--kernel", "torch_native"), "where kernels are timed"),
+        (("tune", "--show", "--kernel", "torch_native"), "where kernels are timed"),
+        (("tune", "--device", "cpu", "-o", ""), "the path of a file, got a folder"),
+        (("tune", "--device", "cpu", "-o", "."), "the path of a file, got a folder"),
         (("tune", "--show", "--device", "cpu"), "a readable file"),
         (("resolve", "--device", "cpu", "--measurements", "tuned"), "this machine's record"),
         (("resolve", "--device", "cpu", "--measurements", "none.json"), "a readable file"),

@@ -19,7 +19,7 @@ from typing import TypeVar
 from backstamp.declarations import Alias, EntryPair, FamilyDefault, FeatureDefault, Offer, RetiredSetting
 from backstamp.declared import Declared
 
-__all__ = ["declared_by", "import_plugin"]
+__all__ = ["declared_by", "import_plugin", "output_on_stderr"]
 
 Row = TypeVar("Row")
 
@@ -31,7 +31,7 @@ def import_plugin(target: str) -> Declared:
     contract does not have; `AttributeError` where `module:attr` names nothing.
     """
     module_name, _, attribute = target.partition(":")
-    with _output_on_stderr():
+    with output_on_stderr():
         plugin: object = importlib.import_module(module_name.strip())
         for part in attribute.strip().split(".") if attribute else ():
             plugin = getattr(plugin, part)
@@ -86,8 +86,9 @@ def _detached(row: Row) -> Row:
 
 
 @contextlib.contextmanager
-def _output_on_stderr() -> Iterator[None]:
-    """What a plugin prints must not land in somebody's JSON, whether Python, a library or a child process writes it."""
+def output_on_stderr() -> Iterator[None]:
+    """What a plugin or its kernel prints must not land in somebody's JSON, whether Python, a library or a child process
+    writes it."""
     try:
         sys.stdout.flush()
         kept = os.dup(1)

@@ -8,9 +8,11 @@ have taken a kernel that is slower than the fastest by more than two runs differ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Final
 
+from backstamp.declarations import PHASES, Phase
 from backstamp.findings import Finding, Outcome, Report
 from backstamp.measured import MEASURED
 from backstamp.plan import Plan
@@ -34,8 +36,17 @@ def priority_report(plan: Plan, tool: str = "backstamp tune --check") -> Report:
         for row in rows:
             if (slot, row.phase) not in told:
                 why = f"no time decided {row.phase}: its source is {row.source}, not {MEASURED}"
+                why = "; ".join((why, *_unmeasured(plan, row.phase)))
                 outcomes.append(Outcome(check="priority", name=f"{slot} {row.phase}", reason=why))
     return Report(tool=tool, subject=f"{plan.model} on {plan.host}", outcomes=tuple(outcomes), rules=_RULES)
+
+
+def _unmeasured(plan: Plan, phase: Phase) -> Iterator[str]:
+    """What the plan says is missing for a phase: texts that name another are of that one."""
+    others = tuple(f"{other}: " for other in PHASES if other != phase)
+    for warning in plan.warnings:
+        if warning.code == "unmeasured" and not warning.text.startswith(others):
+            yield warning.text
 
 
 def _outcome(timing: Timing) -> Outcome:

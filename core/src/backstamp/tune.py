@@ -135,7 +135,7 @@ class _Bench:
         layer = self.facts.model.groups[0].facts
         work = work_of(self.facts, "attention", phase, layer, workload.load_of(phase))
         assert work is not None, "a target's phases all have a load"
-        for name in kernels or dict.fromkeys(table.by_rank(pickable(self.facts, table))):
+        for name in dict.fromkeys(kernels or table.by_rank(pickable(self.facts, table))):
             yield self._kernel(work, table, name)
             if self.lost:
                 return

@@ -3,7 +3,10 @@ them."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +21,7 @@ from backstamp.compiled import compile_for
 from backstamp.discovery import discover
 from backstamp.errors import BadInput
 from backstamp.host import HostFacts
+from backstamp.loading import output_on_stderr
 from backstamp.measurements import Machine, Measurements
 from backstamp.priority_check import priority_report
 from backstamp.resolution import resolve_on
@@ -85,8 +89,9 @@ def _time(flags: Flags, host: HostFacts, place: Path, kernels: list[str], replac
             _tell(row, added, replace)
 
     launch, engine, model = flags.launch("target"), flags.engine_facts(), flags.target_model()
-    workload = flags.expected_load()
-    done = tune(launch, engine, model, host, build_catalogue(discover()), workload=workload, kernels=kernels, told=told)
+    workload, catalogue = flags.expected_load(), build_catalogue(discover())
+    with _prints_on_stderr() if as_json else nullcontext():
+        done = tune(launch, engine, model, host, catalogue, workload=workload, kernels=kernels, told=told)
     conflicts = [item for item in kept if item.conflicts(replace)]
     if as_json:
         before = {id(item.row): item.before for item in kept}
@@ -98,6 +103,17 @@ def _time(flags: Flags, host: HostFacts, place: Path, kernels: list[str], replac
             say(f"{len(conflicts)} kept as they were before: --replace takes the new ones", "yellow")
     missing = [name for name in kernels if not any(row.kernel == name and row.timed is not None for row in done)]
     return int(bool(missing) or any(row.status in ("wrong", "failed") for row in done))
+
+
+@contextmanager
+def _prints_on_stderr() -> Iterator[None]:
+    """What kernels print while they are built and run is not part of the JSON."""
+    with output_on_stderr():
+        try:
+            yield
+        finally:
+            # what a C library holds back would come out after the JSON
+            ctypes.CDLL(None).fflush(None)
 
 
 def _tell(row: Tuned, added: tuple[Kept, ...], replace: bool) -> None:
