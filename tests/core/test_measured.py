@@ -12,7 +12,7 @@ from backstamp.errors import BadInput
 from backstamp.facts import gather
 from backstamp.findings import Report
 from backstamp.launch import Launch, Requests, make_launch
-from backstamp.measured import work_of
+from backstamp.measured import rank_layer, work_of
 from backstamp.measurements import DEFAULT_WORKLOAD, Load, Machine, Measurements, WorkClass, bucket_of, workload_of
 from backstamp.plan import Plan
 from backstamp.plan_rows import Timing
@@ -58,6 +58,13 @@ def test_loads_of_one_bucket_are_one_class() -> None:
 def test_what_the_launch_is_makes_another_class(launch: Requests, engine: EngineFacts) -> None:
     """Heads of a rank, pages and the cache's dtype are exact."""
     assert class_of("decode", Load(1, 64), make_launch(launch), engine) != class_of("decode", Load(1, 64))
+
+
+def test_a_rank_has_one_head_where_there_are_more_ranks_than_heads() -> None:
+    """KV heads are repeated over ranks, never divided away."""
+    few = replace(DENSE, num_qo_heads=16, num_kv_heads=2)
+    halved = [rank_layer(few, make_launch(Requests(tp_size=ranks))) for ranks in (2, 4, 32)]
+    assert [(layer.num_qo_heads, layer.num_kv_heads) for layer in halved] == [(8, 1), (4, 1), (1, 1)]
 
 
 def test_a_verify_asks_for_every_drafted_token_and_the_one_before() -> None:
@@ -201,6 +208,32 @@ def test_a_check_of_a_plan_no_time_decided_does_not_pass() -> None:
     report = priority_report(plan_of(OFFERS))
     assert not report.passed
     assert report.count("skipped") == 2
+
+
+def test_a_check_notes_a_first_kernel_without_a_time() -> None:
+    """Nobody knows that it is slower: no fault, and no silence either."""
+    report = priority_report(plan_of(OFFERS, measurements=times_of(OFFERS, {("decode", "low"): 5.0})))
+    (note,) = report.findings
+    assert (note.level, note.subject) == ("note", "high")
+    assert note.text == "decode: high has the highest priority, and no time"
+
+
+def test_a_check_says_of_each_phase_what_was_not_measured() -> None:
+    """The source of a phase says only that no time decided it."""
+    elsewhere = times_of(OFFERS, {("decode", "high"): 10.0, ("decode", "low"): 5.0})
+    report = priority_report(plan_of(OFFERS, measurements=replace(elsewhere, workload=workload_of({"decode": "1x1"}))))
+    reasons = {outcome.name: outcome.reason for outcome in report.outcomes}
+    for phase, load in (("prefill", "1 x 2048"), ("decode", "1 x 1")):
+        missing = f"{phase}: no time of high, low for {load} tokens; priority decides"
+        assert reasons[f"attention {phase}"].endswith(f"its source is auto, not auto (measured); {missing}")
+
+
+def test_a_phase_of_one_kernel_has_nothing_to_measure() -> None:
+    """No time could change what runs, so that none is there is no warning."""
+    only = [kernel("only")]
+    plan = plan_of(only, measurements=times_of(only, {}))
+    assert plan.phase("decode").kernel == "only"
+    assert texts_of(plan, "unmeasured") == []
 
 
 def test_a_record_may_be_empty() -> None:
