@@ -6,6 +6,7 @@ This suite runs on machines without an accelerator; what only such a machine sho
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def here() -> HostFacts:
 def test_asking_for_the_cpu_asks_no_accelerator() -> None:
     """vllm #4858: the device asked for decides, not what a build or a node says."""
     facts = this_host("cpu")
-    assert (facts.device, facts.devices, facts.runtimes) == ("cpu", (), ())
+    assert (facts.device, facts.devices) == ("cpu", ())
+    assert set(dict(facts.runtimes)) <= {"cpus", "threads"}
     assert [probe.reason for probe in facts.probes if probe.name == "accelerators"] == [
         "not asked: the CPU was asked for"
     ]
@@ -53,6 +55,32 @@ def test_the_cpu_is_described_by_the_kernel(here: HostFacts) -> None:
     assert here.cpu_arch in ("x86_64", "aarch64", platform.machine().lower())
     assert here.cpu_features == cpu_features()
     assert here.libraries == installed_libraries()
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, None),
+        ({"OMP_NUM_THREADS": "4"}, "4"),
+        ({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "2"}, "2"),
+        ({"OMP_NUM_THREADS": ""}, None),
+    ],
+    ids=["unset", "omp", "mkl", "empty"],
+)
+def test_a_cpu_is_so_many_cores_and_threads(
+    variables: dict[str, str], threads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One core of a machine is another machine to time kernels on; torch's threads are those its environment sets."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    told = {"cpus": "3"} if threads is None else {"cpus": "3", "threads": threads}
+    assert dict(this_host("cpu").runtimes) == told
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert dict(this_host("cpu").runtimes)["cpus"] == "12"
 
 
 @without_accelerator

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from backstamp.errors import BadInput, UnsafeRecord
+from backstamp.host import this_host
 from backstamp.measurements import Machine, Measurements, Timed, WorkClass
 from backstamp.plan_rows import LibraryRef
 from backstamp.testing.hosts import described_host
@@ -225,6 +226,17 @@ def test_the_default_place_is_one_file_a_machine_in_the_users_cache(tmp_path: Pa
     driven = Machine.of(replace(HOST, runtimes=(("driver", "999.1"),)))
     assert default_place(driven, {"XDG_CACHE_HOME": str(tmp_path)}) != here
     assert default_place(MACHINE._replace(torch="9.9"), {"XDG_CACHE_HOME": str(tmp_path)}) != here
+
+
+def test_a_cpu_with_other_cores_is_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of two cores must not rank by what sixty-four were measured at."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    two = Machine.of(this_host("cpu"))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(64)}, raising=False)
+    many = Machine.of(this_host("cpu"))
+    assert two.unlike(many).startswith("runtimes cpus 2")
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert default_place(two, cache) != default_place(many, cache)
 
 
 def test_nothing_in_the_default_place_is_no_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,8 @@ class HostFacts:
         device_index, origin: which device, and who numbered it.
         cpu_arch: "x86_64", "aarch64"; "" where a described machine does not say.
         cpu_features: as the kernel reports them.
-        runtimes: (name, version) pairs, for example ("cuda", "13.0").
+        runtimes: (name, version) pairs, for example ("cuda", "13.0"); of a CPU of this machine, how many "cpus" this
+            process may use and how many "threads" its environment sets.
         libraries: (distribution, version) pairs, canonical names; None on a described host without a list.
         devices: every accelerator the runtime sees, in its order.
         probes: what was asked of this machine, failed or not.

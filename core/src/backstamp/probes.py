@@ -77,6 +77,7 @@ def probe_machine(device: Device | str | None, index: int) -> HostFacts:
     machine = platform.machine().lower()
     cpu_arch = _CPU_ARCHS.get(machine, machine)
     chosen = wanted[0] if wanted and device != "cpu" else None
+    beside = _driver(chosen.device) if chosen is not None else _cpu_share()
     return HostFacts(
         name="this host",
         device=chosen.device if chosen is not None else "cpu",
@@ -86,7 +87,7 @@ def probe_machine(device: Device | str | None, index: int) -> HostFacts:
         origin=seen.origin,
         cpu_arch=cpu_arch,
         cpu_features=features,
-        runtimes=tuple(sorted((*seen.runtimes, *_driver(chosen.device if chosen is not None else "cpu")))),
+        runtimes=tuple(sorted((*seen.runtimes, *beside))),
         libraries=libraries,
         devices=seen.devices,
         probes=tuple(probes),
@@ -245,6 +246,15 @@ def _driver(device: str) -> tuple[tuple[str, str], ...]:
     except (KeyError, OSError):
         return ()
     return (("driver", version),) if version else ()
+
+
+def _cpu_share() -> tuple[tuple[str, str], ...]:
+    """How much of the CPU this process has; times are kept by it. Nothing here imports torch, so that its threads are
+    known only where its environment sets them."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    pairs = (("cpus", cpus), ("threads", threads))
+    return tuple((name, plain(str(value))) for name, value in pairs if value)
 
 
 def _cpuinfo() -> list[str]:
