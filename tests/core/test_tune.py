@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -193,10 +194,9 @@ def test_whoever_stops_a_run_stops_it(catalogue: Catalogue, monkeypatch: pytest.
         tuned(catalogue)
 
 
-def test_nothing_is_timed_after_a_kernel_that_lost_the_device(
-    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ran after it would fail for its sake: neither other kernels, nor other phases, nor other kinds of layer."""
+@pytest.fixture
+def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_native fails in decode as a kernel on a GPU does."""
     real = TorchNative.forward
 
     def forward(self, q, kv, layer, state, **more):
@@ -205,6 +205,14 @@ def test_nothing_is_timed_after_a_kernel_that_lost_the_device(
         return real(self, q, kv, layer, state, **more)
 
     monkeypatch.setattr(TorchNative, "forward", forward)
+
+
+@pytest.mark.usefixtures("lossy")
+def test_nothing_is_timed_after_a_kernel_that_lost_the_device(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ran after it would fail for its sake: neither other kernels, nor other phases, nor other kinds of layer."""
+    monkeypatch.setattr(import_module("backstamp.tune"), "_answers", lambda device: False)
     launch = make_launch(Requests(speculative_algorithm="EAGLE"))
     *timed, lost = tuned(catalogue, "gemma4", launch=launch)
     assert [(row.work.phase, row.kernel, row.status) for row in timed] == [
@@ -214,6 +222,21 @@ def test_nothing_is_timed_after_a_kernel_that_lost_the_device(
     assert (lost.work.phase, lost.kernel, lost.status) == ("decode", "torch_native", "failed")
     assert "illegal memory access was encountered; the device is lost to this process" in lost.reason
     assert "--kernel times the others" in lost.reason
+
+
+@pytest.mark.usefixtures("lossy")
+def test_an_error_that_the_device_survives_stops_nothing(catalogue: Catalogue) -> None:
+    """A library without an image for this chip fails in the same words, and the next kernel runs."""
+    *_, failed, after = tuned(catalogue)
+    assert (failed.kernel, failed.status) == ("torch_native", "failed")
+    assert failed.reason.endswith("illegal memory access was encountered")
+    assert (after.kernel, after.status) == ("flex_attention", "timed")
+
+
+@pytest.mark.parametrize(("device", "answers"), [("cpu", True), ("cuda:99", False)])
+def test_a_device_is_lost_where_nothing_is_computed_on_it(device: str, answers: bool) -> None:
+    """One that is not there stands for one that is gone."""
+    assert import_module("backstamp.tune")._answers(device) is answers
 
 
 def test_a_named_kernel_that_is_refused_is_told_with_the_reason(catalogue: Catalogue) -> None:

@@ -48,7 +48,7 @@ __all__ = ["Tuned", "tune"]
 Status = Literal["timed", "wrong", "failed", "skipped"]
 #: Why a kernel that reads a selection of keys is not timed.
 _SPARSE: Final = "the selection of keys it reads is the engine's own to make"
-#: Words of an error after which nothing runs on the device in this process.
+#: Words of an error after which it may be that nothing runs on the device in this process.
 _LOST: Final = ("CUDA error", "cudaError", "HIP error", "illegal memory access", "Triton Error")
 _LOST_TOO: Final = "; the device is lost to this process and nothing was timed after it: --kernel times the others"
 
@@ -119,6 +119,19 @@ def _check_here(host: HostFacts) -> None:
         raise NoDevice("tune", needed="this machine", found=f"another ({unlike})", fix="Run it on that machine")
 
 
+def _answers(device: str) -> bool:
+    """Whether a device still computes: "no kernel image", for one, is the error of a single launch."""
+    import torch
+
+    # the first may be told of the launch that failed before it
+    for _ in range(2):
+        try:
+            return torch.ones(2, device=device).sum().item() == 2
+        except Exception:
+            continue
+    return False
+
+
 @dataclass(slots=True)
 class _Bench:
     """One kind of layer; the last step made is kept, because most kernels of a phase read the same. `lost`: a kernel
@@ -163,7 +176,7 @@ class _Bench:
         except BaseException as cause:
             # one kernel that cannot run must not hide the others, not even one that ends its process where it can
             words = said(cause)
-            self.lost = any(word in words for word in _LOST)
+            self.lost = any(word in words for word in _LOST) and not _answers(torch_device(self.facts.host.host.device))
             return Tuned(work, name, "failed", reason=words + _LOST_TOO * self.lost)
         if wrong:
             return Tuned(work, name, "wrong", reason=wrong)
