@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import queue
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from checkout import checkout
 from records import Row, Run
 from shapes import Shape
 
@@ -58,7 +60,7 @@ def measure_all(
         "untuned": untuned,
         "eager": eager,
     }
-    started = time.monotonic()
+    code, started = checkout(), time.monotonic()
     about: dict[str, Any] = {}
     results: list[Row] = []
     not_run: list[Row] = []
@@ -70,7 +72,7 @@ def measure_all(
         for told in lines:
             if "limits" in told:
                 # of the first process: a run has one
-                about = about or told
+                about = about or {**told, **code}
             elif "begin" in told:
                 begun = told["begin"]
                 seconds_in = time.monotonic() - started
@@ -120,15 +122,29 @@ def _lost(shape: Shape, begun: str | None, how: str) -> Row:
 
 def _lines(script: Path, request: dict[str, Any], seconds: float) -> Generator[dict[str, Any]]:
     """What one process tells; a last `lost` where it did not end by itself and well."""
-    child = subprocess.Popen(
-        [sys.executable, str(script), json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None, "a pipe"
+    # a pipe of its own: what libraries print is no line of ours
+    told, tell = os.pipe()
+    with open(told, encoding="utf-8") as stream:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, str(script), json.dumps(request), str(tell)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                pass_fds=(tell,),
+            )
+        finally:
+            os.close(tell)
+        yield from _told(child, stream, seconds)
+
+
+def _told(child: subprocess.Popen[str], stream: IO[str], seconds: float) -> Generator[dict[str, Any]]:
     assert child.stderr is not None, "a pipe"
     lines: queue.Queue[str | None] = queue.Queue()
     errors: list[str] = []
     readers = [
-        threading.Thread(target=_read, args=(child.stdout, lines.put), daemon=True),
+        threading.Thread(target=_read, args=(stream, lines.put), daemon=True),
         threading.Thread(target=_read, args=(child.stderr, lambda line: errors.append(line or "")), daemon=True),
     ]
     for reader in readers:
@@ -136,7 +152,8 @@ def _lines(script: Path, request: dict[str, Any], seconds: float) -> Generator[d
     lost, ended = "", False
     try:
         while (line := lines.get(timeout=seconds)) is not None:
-            if line.startswith("{"):
+            # a process that is ended may leave half a line
+            if line.endswith("\n"):
                 yield json.loads(line)
         ended = True
     except queue.Empty:
@@ -147,7 +164,6 @@ def _lines(script: Path, request: dict[str, Any], seconds: float) -> Generator[d
         child.wait()
         for reader in readers:
             reader.join()
-        child.stdout.close()
         child.stderr.close()
     tail = next((line.strip() for line in reversed(errors) if line.strip()), "")
     if lost or child.returncode:

@@ -1,18 +1,21 @@
 """One process that measures some shapes and tells each figure as a line of JSON: `measure_runs.py` starts and reads it.
 
-    python bench/measuring.py REQUEST
+    python bench/measuring.py REQUEST FD
 
 In: a request as JSON. Out, a line each: `limits` first; `begin` before each kernel; `row` or `missing` after it; `end`
-after each shape. A kernel that takes the device with it ends the process, exit 3: what was told stays told.
+after each shape. They go to a file descriptor of their own, since libraries print to stdout. A kernel that takes the
+device with it ends the process, exit 3: what was told stays told.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
@@ -28,7 +31,7 @@ from steps import AttentionStep, LinearStep, attention_step, linear_step
 from timing import alternate, captured, limits, release, versions
 from truth import Truth, error_of, truth_of
 
-__all__ = ["Wrong", "is_asked", "measure"]
+__all__ = ["DeviceLost", "Wrong", "bound_of", "is_asked", "is_lost", "measure", "missing_of"]
 
 #: Worst relative error of a sampled token: outputs are rounded to bf16, weights may be; chunks of a recurrence keep
 #: what is inside them in bf16 too.
@@ -64,12 +67,19 @@ class Checked(NamedTuple):
 
 def main() -> int:
     """Measure what the request names."""
-    request = json.loads(sys.argv[1])
+    request, tell = json.loads(sys.argv[1]), int(sys.argv[2])
+    # a compiler started from here would hold the pipe open past our end
+    os.set_inheritable(tell, False)
+    with open(tell, "w", encoding="utf-8") as stream:
+        return _tell_all(request, partial(_say, stream))
+
+
+def _tell_all(request: Mapping[str, Any], say: Callable[..., None]) -> int:
     if request["untuned"]:
         take_first_configurations()
     here = Here(this_host("cpu" if request["tiny"] else None), build_catalogue(discover()))
     host = here.host.device_name or f"{here.host.arch} CPU"
-    _say(limits=limits(request["tiny"]), versions=versions(), host=host, device=here.host.device, arch=here.host.arch)
+    say(limits=limits(request["tiny"]), versions=versions(), host=host, device=here.host.device, arch=here.host.arch)
     shapes = TINY if request["tiny"] else SHAPES
     for at in request["shapes"]:
         without = request["without"] if at == request["shapes"][0] else ()
@@ -85,16 +95,16 @@ def main() -> int:
                 eager=request["eager"],
             )
             for told in lines:
-                _say(**told)
+                say(**told)
         except DeviceLost as lost:
             print(lost, file=sys.stderr)
             return 3
-        _say(end=at)
+        say(end=at)
     return 0
 
 
-def _say(**told: object) -> None:
-    print(json.dumps(told), flush=True)
+def _say(stream: IO[str], **told: object) -> None:
+    print(json.dumps(told), file=stream, flush=True)
 
 
 def is_asked(kernel: str, asked: Sequence[str]) -> bool:
@@ -148,9 +158,9 @@ def measure(
             else:
                 waiting[candidate.kernel] = checked
         except Exception as cause:
-            told = _missing(cause)
+            told = missing_of(cause)
             yield {"missing": _about(shape) | {"kernel": candidate.kernel} | told}
-            if any(word in str(cause) for word in _LOST):
+            if is_lost(cause):
                 raise DeviceLost(told["reason"]) from cause
         finally:
             checked = ready = answer = None  # type: ignore[assignment]
@@ -162,6 +172,11 @@ def measure(
             yield {"row": _row(shape, checked, times[name])}
 
 
+def bound_of(step: AttentionStep | LinearStep) -> float:
+    """Most relative error of a sampled token of a step."""
+    return LINEAR_BOUND if isinstance(step, LinearStep) else ATTENTION_BOUND
+
+
 def _checked(
     candidate: Candidate, ready: Ready, error: float, step: AttentionStep | LinearStep, eager: bool
 ) -> Checked:
@@ -170,7 +185,7 @@ def _checked(
     Raises:
         Wrong: too far.
     """
-    bound = LINEAR_BOUND if isinstance(step, LinearStep) else ATTENTION_BOUND
+    bound = bound_of(step)
     if not error <= bound:
         raise Wrong(f"relative error {error:.1e} of a sampled token, more than {bound:.0e}")
     # a long step hides its launches
@@ -198,7 +213,12 @@ def _about(shape: Shape) -> dict[str, object]:
     return {"work": shape.work, "shape": shape.label}
 
 
-def _missing(cause: Exception) -> Mapping[str, Any]:
+def is_lost(cause: Exception) -> bool:
+    """Whether nothing runs on the device in this process after it."""
+    return any(word in str(cause) for word in _LOST)
+
+
+def missing_of(cause: Exception) -> Mapping[str, Any]:
     """Why a kernel has no figure: `refused` before it ran, `failed`, or `wrong`."""
     if isinstance(cause, BackstampError):
         return {"status": "refused", "reason": f"needs {cause.needed}, got {cause.found}"[:400]}

@@ -19,7 +19,7 @@ from backstamp.testing.packed_latent import FORMATS, unpack
 from backstamp.testing.reference import tree_rows
 from steps import AttentionStep, LinearStep
 
-__all__ = ["Truth", "error_of", "sampled", "truth_of"]
+__all__ = ["Truth", "error_of", "sampled", "truth_of", "worst_of"]
 
 #: Rows and queries of a row that are sampled, its first and its last among them.
 _ROWS: Final = 6
@@ -56,9 +56,9 @@ def error_of(out: Tensor, step: AttentionStep | LinearStep, truth: Truth) -> flo
     """The worst relative error of a sampled token of `out`; in a recurrence of a block of tokens, or a final state."""
     if not bool(torch.isfinite(out).all()):
         return math.inf
-    worst = max(_worst(out[tokens], wanted) for tokens, wanted in truth.outputs)
+    worst = max(worst_of(out[tokens], wanted) for tokens, wanted in truth.outputs)
     if isinstance(step, LinearStep):
-        worst = max(worst, *(_worst(step.pool.ssm[slots], states) for slots, states in truth.states))
+        worst = max(worst, *(worst_of(step.pool.ssm[slots], states) for slots, states in truth.states))
     return worst
 
 
@@ -93,10 +93,12 @@ def _linear_truth(step: LinearStep) -> Truth:
     return Truth(outputs, states)
 
 
-def _worst(got: Tensor, truth: Tensor) -> float:
-    """The greatest relative error of the first dim's members, each taken as a whole."""
-    got, truth = got.double().flatten(1), truth.flatten(1)
-    return float(((got - truth).norm(dim=1) / truth.norm(dim=1).clamp_min(1e-12)).max())
+def worst_of(got: Tensor, truth: Tensor) -> float:
+    """The greatest relative error of the first dim's members, each taken as a whole; infinite where one is NaN."""
+    got, truth = got.double().flatten(1), truth.double().flatten(1)
+    errors = (got - truth).norm(dim=1) / truth.norm(dim=1).clamp_min(1e-12)
+    # Python's max would pass over a NaN
+    return float(errors.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def _row(step: AttentionStep, row: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def record(tmp_path_factory: pytest.TempPathFactory):
     """What a run of all works leaves, what a second one makes of it, and what that one said."""
     path = tmp_path_factory.mktemp("bench") / "cpu.json"
-    path.write_text(json.dumps({"checks": ["kept"]}), "utf-8")
+    path.write_text(json.dumps({"tiny": True, "checks": [{"kernel": "kept"}]}), "utf-8")
     every = run("--tiny", "--kernels", "torch_native", "fla", "flash_mla", "--output", str(path))
     assert every.returncode == 0, every.stderr
     first = json.loads(path.read_text("utf-8"))
@@ -72,7 +73,7 @@ def test_libraries_that_are_not_installed_are_told(record) -> None:
 def test_a_second_run_is_added_to_the_record(record) -> None:
     """Its shapes are its own, the others' rows and the checks stay."""
     first, second, said = record
-    assert second["checks"] == ["kept"]
+    assert second["checks"] == [{"kernel": "kept"}]
     assert [(entry["run"], entry["rounds"]) for entry in second["runs"]] == [(1, 1), (2, 2)]
     of = {(row["work"], row["kernel"]): row["run"] for row in second["results"]}
     assert of["decode", "flex_attention"] == of["decode", "torch_native"] == 2
@@ -116,76 +117,13 @@ def test_the_list_names_the_shapes_of_a_work() -> None:
     ]
 
 
-SCRIPT = """
-import json, os, sys, time
-request = json.loads(sys.argv[1])
-def say(**told): print(json.dumps(told), flush=True)
-if {lost!r} == "start": sys.exit("no device")
-say(limits={{"copy_tbps": 1.0, "bf16_tflops": 1.0}}, versions={{}}, host="h", device="cpu", arch="a")
-for at in request["shapes"]:
-    for kernel in ("a", "b", "c"):
-        if at == request["shapes"][0] and kernel in request["without"]: continue
-        say(begin=kernel)
-        if kernel in request["stalled"].get("prefill", {{}}): continue
-        if (at, kernel) == (1, "b") and {lost!r} == "dies": os._exit(7)
-        if (at, kernel) == (1, "b") and {lost!r} == "hangs": time.sleep(600)
-        if at == 1 and {lost!r} == "data": os._exit(9)
-        say(row={{"work": "w", "shape": str(at), "kernel": kernel}})
-    say(end=at)
-"""
-
-
-@pytest.fixture
-def measure_all(tmp_path: Path):
-    """The last run of measuring three shapes by a script that loses its process."""
-    with bench_modules("measure_runs", "shape_list") as (runs, listed):
-
-        def measured(lost: str, seconds: float = 60.0, **more: float):
-            script = tmp_path / "measuring.py"
-            script.write_text(SCRIPT.format(lost=lost), "utf-8")
-            shapes = listed.TINY[:3]
-            every = list(runs.measure_all(shapes, [0, 1, 2], seconds=seconds, script=script, **more))
-            return shapes, every[-1]
-
-        yield measured
-
-
-@pytest.mark.parametrize(("lost", "seconds", "words"), [("dies", 60.0, "exit 7"), ("hangs", 3.0, "took over 3 s")])
-def test_a_kernel_that_takes_its_process_costs_its_own_figure(
-    measure_all, lost: str, seconds: float, words: str
-) -> None:
-    """The others of its shape, and the shapes after it, are measured by another process; none twice."""
-    shapes, run = measure_all(lost, seconds)
-    told = [(row["shape"], row["kernel"]) for row in run.results]
-    if lost == "hangs":
-        # the script leaves alone what stalled at a prefill, as it is told to
-        told.append(("2", "b"))
-    assert sorted(told) == sorted((str(at), of) for at in range(3) for of in "abc" if (at, of) != (1, "b"))
-    (row,) = run.not_run
-    assert (row["shape"], row["kernel"], row["status"]) == (shapes[1].label, "b", "failed")
-    assert words in row["reason"]
-
-
-def test_a_shape_that_kills_every_process_ends(measure_all) -> None:
-    """Kernel after kernel is left out, and the next shape has its turn."""
-    _, run = measure_all("data")
-    assert [row["kernel"] for row in run.not_run] == ["a", "b", "c"]
-    assert {row["shape"] for row in run.results} == {"0", "2"}
-
-
-def test_a_run_ends_when_its_time_is_spent(measure_all) -> None:
-    """What is left says so, and a process at work is stopped."""
-    shapes, run = measure_all("hangs", budget=0.0)
-    assert list(run.results) == []
-    assert [(row["shape"], row["reason"]) for row in run.not_run] == [
-        (shape.label, "the 0 s of the run were spent") for shape in shapes
-    ]
-
-
-def test_a_process_that_never_starts_is_told(measure_all) -> None:
-    """There is nothing to measure with."""
-    with pytest.raises(SystemExit, match="no device"):
-        measure_all("start")
+def test_without_a_gpu_nothing_is_timed() -> None:
+    """A CPU's times of shapes like these would take a day."""
+    environment = ordinary_environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(BENCH / "kernels.py"), "--only", "decode"]
+    child = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (child.returncode, child.stdout) == (2, "")
+    assert "needs a CUDA or ROCm GPU to time, got none" in child.stderr
 
 
 def test_a_wrong_kernel_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +167,29 @@ def test_a_kernel_that_writes_nothing_is_told_and_not_timed(work: str, kernel: t
 def here_of(built):
     """This machine's CPU."""
     return built.Here(this_host("cpu"), build_catalogue(discover()))
+
+
+@pytest.mark.parametrize(("off", "right"), [(1e-2, True), (1.1e-2, False), (math.inf, False), (math.nan, False)])
+def test_only_an_error_within_the_bound_is_right(off: float, right: bool) -> None:
+    """What is no number is none."""
+    with bench_modules("measuring", "shape_list", "steps") as (measuring, listed, steps):
+        step = steps.attention_step(listed.TINY[0], "cpu")
+        if right:
+            assert measuring._checked(None, None, off, step, True).error == off
+        else:
+            with pytest.raises(measuring.Wrong, match="more than 1e-02"):
+                measuring._checked(None, None, off, step, True)
+
+
+def test_a_call_is_recorded_unless_it_is_asked_for_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches are timed then."""
+    with bench_modules("measuring", "built", "shape_list", "steps") as (measuring, built, listed, steps):
+        step = steps.attention_step(listed.TINY[0], "cpu")
+        ready = built.Ready(lambda: step.q, "library")
+        monkeypatch.setattr(measuring, "captured", lambda run: [run])
+        assert measuring._checked(None, ready, 0.0, step, False).run == [ready.run]
+        eager = measuring._checked(None, ready, 0.0, step, True)
+        assert (eager.replay, eager.run) == (None, ready.run)
 
 
 def test_a_kernel_that_stalled_elsewhere_is_told_and_has_no_turn() -> None:
