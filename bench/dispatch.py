@@ -5,7 +5,8 @@
 `forward` is compared with the same library call on the same tensors, `plan` with the library's own where it has one.
 Times are of the host, over calls made in a row while the device has little to do; medians of turns taken by both.
 Targets: `forward` within 1 us, `plan` within 10 us of the library's. On a machine without a GPU it measures our own
-layers over torch_native. The figures are the part `dispatch` of a record of `bench/kernels.py`.
+layers over torch_native. The figures are the part `dispatch` of this machine's record of `bench/kernels.py`. Exit 1
+where a kernel failed, waited or replayed otherwise; 2 where nothing was begun.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import torch
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
-from backstamp.errors import BackstampError
+from backstamp.errors import BadInput
 from backstamp.host import this_host
 from built import Here, Serving, candidates, serve
 from direct_calls import direct_call, direct_plan
 from dispatch_checks import graph_replay, waits_in
-from measuring import is_asked
-from records import Row, read, write
+from measuring import DeviceLost, is_asked, is_lost, missing_of
+from record_file import Owner, update
+from records import Row
 from shapes import Shape
 from steps import AttentionStep, LinearStep, attention_step, linear_step
 
@@ -75,23 +77,46 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="print where the host's time goes in forward and plan")
     options = parser.parse_args()
     here = Here(this_host(), build_catalogue(discover()))
+    owner = Owner.of(here.host)
     rows: list[Row] = []
-    for shape in SMALL if here.host.device != "cpu" else TINY:
-        for row in measure(shape, here, options.kernels, options.profile):
+    try:
+        if options.output is not None:
+            update(options.output, owner)
+        for row in _measured(here, options.kernels, options.profile):
             rows.append(row)
             if not options.json:
                 print(_line(row), flush=True)
-    before = read(options.output)
-    kept = [row for row in before.get("dispatch", ()) if _place(row) not in {_place(now) for now in rows}]
-    if options.output is not None:
-        write(options.output, {**before, "dispatch": [*kept, *rows]})
+        if options.output is not None:
+            update(options.output, owner, lambda before: with_rows(before, rows))
+    except BadInput as refused:
+        print(f"bench/dispatch.py: {refused.message}", file=sys.stderr)
+        return 2
     if options.json:
         print(json.dumps(rows, indent=1))
-    return int(any(row.get("waits") or "differ" in row.get("replay", "") for row in rows))
+    return int(any(map(_is_bad, rows)))
+
+
+def with_rows(before: Row, rows: Sequence[Row]) -> Row:
+    """A record with these rows in place of all older ones of their kernels and shapes."""
+    now = {_place(row) for row in rows}
+    return {**before, "dispatch": [*(row for row in before.get("dispatch", ()) if _place(row) not in now), *rows]}
+
+
+def _measured(here: Here, asked: Sequence[str], profile: bool) -> Iterator[Row]:
+    for shape in SMALL if here.host.device != "cpu" else TINY:
+        try:
+            yield from measure(shape, here, asked, profile)
+        except DeviceLost as lost:
+            print(f"bench/dispatch.py: nothing runs after it: {lost}", file=sys.stderr)
+            return
 
 
 def measure(shape: Shape, here: Here, asked: Sequence[str] = (), profile: bool = False) -> Iterator[Row]:
-    """One line for each kernel that runs the shape here."""
+    """Lines of each kernel that runs the shape here; `status` and `reason` where it failed.
+
+    Raises:
+        DeviceLost: behind the line of a kernel that left nothing to run on.
+    """
     step: AttentionStep | LinearStep
     step = linear_step(shape, here.device) if shape.linear else attention_step(shape, here.device)
     for candidate in candidates(shape, here):
@@ -108,12 +133,14 @@ def measure(shape: Shape, here: Here, asked: Sequence[str] = (), profile: bool =
             if here.host.device != "cpu":
                 graph = serve(kernel, step, here, asks, "uniform" if serving.offer.graph != "never" else "never")
                 yield row | {"library": serving.library} | _holds(serving, graph, step)
-        except BackstampError as refused:
-            print(
-                f"{row['work']} {candidate.kernel}: needs {refused.needed}, got {refused.found}"[:200], file=sys.stderr
-            )
-        except (ImportError, RuntimeError, AssertionError, TypeError) as cause:
-            print(f"{row['work']} {candidate.kernel}: {type(cause).__name__}: {cause}"[:300], file=sys.stderr)
+        except Exception as cause:
+            told = missing_of(cause)
+            if told["status"] == "refused":
+                print(f"{row['work']} {candidate.kernel}: {told['reason']}"[:200], file=sys.stderr)
+                continue
+            yield {**row, **told}
+            if is_lost(cause):
+                raise DeviceLost(told["reason"]) from cause
 
 
 def _costs(serving: Serving, kernel: str, step: AttentionStep | LinearStep) -> Row:
@@ -168,11 +195,17 @@ def _profile(serving: Serving) -> None:
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    return row["work"], row["shape"], row["kernel"], "waits" in row
+    return row["work"], row["shape"], row["kernel"]
+
+
+def _is_bad(row: Row) -> bool:
+    return "status" in row or bool(row.get("waits")) or "differ" in row.get("replay", "")
 
 
 def _line(row: Row) -> str:
     name = f"{row['work']:20}{row['kernel']:22}"
+    if "status" in row:
+        return f"{name}{row['status']}: {row['reason']}"
     if "waits" in row:
         waits = "; ".join(f"{part} waits: {words}" for part, words in row["waits"].items()) or "no wait"
         return f"{name}{waits}; replay: {row['replay']}"

@@ -7,11 +7,12 @@
     python bench/kernels.py --check [KERNEL ...] [--jobs N] [--seconds S] [--output FILE]
 
 Each kernel is held against float64 before it is timed; what is wrong is told and not timed. A run is added to the
-record: rows of the shapes and kernels that ran now take the place of older ones, everything else stays. Read ratios:
-the times are one machine's. `--tiny` runs small shapes on the CPU, which are no figures.
+record of this machine: rows of the shapes and kernels that ran now take the place of older ones, everything else stays.
+Read ratios: the times are one machine's. `--tiny` runs small shapes on the CPU, which are no figures, into a record of
+its own.
 
 `--check` holds every kernel against float64, case by case, and times nothing; what a declaration refuses is refused
-with its reason. Exit 1 where an answer was wrong, or a case of `--check` failed.
+with its reason. Exit 1 where a kernel was wrong or failed, 2 where nothing was begun.
 """
 
 from __future__ import annotations
@@ -21,19 +22,24 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
+from backstamp.errors import BackstampError
 from backstamp.host import HostFacts, this_host
 from check_runs import KERNEL_SECONDS as CHECK_SECONDS
 from check_runs import check_all, check_table, merge_lines
 from measure_runs import KERNEL_SECONDS, measure_all
 from plots import plot
+from record_file import Owner, read, update
 from record_table import shapes_table, table
-from records import is_joined, merge, of_run, read, write
+from recording import Recording
+from records import of_run
 from shape_list import SHAPES, TINY
 from shapes import WORKS, Shape
 from timing import versions
@@ -53,7 +59,9 @@ def main() -> int:
     parser.add_argument("--untuned", action="store_true", help="let Triton's autotuners take their first configuration")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU: the whole way, and no figures")
     parser.add_argument("--output", type=Path, help="bring this record up to date")
-    parser.add_argument("--json", action="store_true", help="print the record")
+    parser.add_argument(
+        "--json", action="store_true", help="print the record; with --check its lines, with --list the shapes"
+    )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the record of --output, as SVG and PNG")
     parser.add_argument("--list", action="store_true", help="print the shapes and measure nothing")
     parser.add_argument("--check", nargs="*", metavar="KERNEL", help="check these kernels, or all, and time nothing")
@@ -62,14 +70,22 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: needs a number of at least 1")
+    try:
+        return run_of(options, parser)
+    except BackstampError as refused:
+        print(f"bench/kernels.py: {refused.message}", file=sys.stderr)
+        return 2
+
+
+def run_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Do what was asked for."""
     shapes = TINY if options.tiny else SHAPES
     if options.list:
-        print(shapes_table([shapes[at] for at in chosen(shapes, options.only, options.shapes)]))
-        return 0
+        return list_shapes([shapes[at] for at in chosen(shapes, options.only, options.shapes)], options.json)
     if options.plot is not None and not any((options.only, options.shapes, options.kernels, options.tiny)):
         return draw(options.plot, options.output, parser)
     if options.check is not None:
-        return check(options.check, options.jobs, options.seconds or CHECK_SECONDS, options.output, this_host())
+        return check(options, this_host())
     if not torch.cuda.is_available() and not options.tiny:
         print(
             "bench/kernels.py: needs a CUDA or ROCm GPU to time, got none; --check and --tiny run here", file=sys.stderr
@@ -84,10 +100,18 @@ def chosen(shapes: Sequence[Shape], works: Sequence[str] | None, texts: Sequence
     return [at for work in works or WORKS for at in named if shapes[at].work == work]
 
 
+def list_shapes(shapes: Sequence[Shape], as_json: bool) -> int:
+    """What is listed, and how much work each shape is at least."""
+    rows = [{"work": of.work, "shape": of.label, "flops": of.flops, "bytes": of.bytes} for of in shapes]
+    print(json.dumps(rows, indent=1) if as_json else shapes_table(shapes))
+    return 0
+
+
 def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
     """Time what was asked for; the record is written after every figure."""
-    before, listed = read(options.output), [(shape.work, shape.label) for shape in shapes]
-    record, run = before, None
+    host = this_host("cpu" if options.tiny else None)
+    recording = Recording(options.output, Owner.of(host, options.tiny), [(shape.work, shape.label) for shape in shapes])
+    run = None
     runs = measure_all(
         shapes,
         chosen(shapes, options.only, options.shapes),
@@ -103,19 +127,23 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
     )
     try:
         for run in runs:
-            record = merge(before, run, listed)
-            write(options.output, record)
+            recording.add(run)
     except KeyboardInterrupt:
         print("stopped; what was measured is in the record", file=sys.stderr)
-    if run is not None and options.join and not is_joined(before, run):
-        print("bench/kernels.py: a run of its own: the last had another machine, limits or rounds", file=sys.stderr)
     if run is None:
         print("bench/kernels.py: no listed shape has such a name; see --list", file=sys.stderr)
         return 2
-    print(json.dumps(record, indent=1) if options.json else table(record, of_run(record), run.not_run))
+    record = recording.record
+    if options.join and not recording.joined:
+        print(
+            "bench/kernels.py: a run of its own: the last had another machine, commit, limits or rounds",
+            file=sys.stderr,
+        )
+    rows = of_run(record, recording.number)
+    print(json.dumps(record, indent=1) if options.json else table(record, rows, run.not_run))
     if options.plot is not None:
         plot(record, options.plot)
-    return int(any(row["status"] == "wrong" for row in run.not_run))
+    return int(any(row["status"] != "refused" for row in run.not_run))
 
 
 def draw(folder: Path, output: Path | None, parser: argparse.ArgumentParser) -> int:
@@ -128,19 +156,25 @@ def draw(folder: Path, output: Path | None, parser: argparse.ArgumentParser) -> 
     return 0
 
 
-def check(kernels: list[str], jobs: int, seconds: float, output: Path | None, host: HostFacts) -> int:
+def check(options: argparse.Namespace, host: HostFacts) -> int:
     """Hold kernels against float64 and put the lines beside what was timed, kernel by kernel as they end."""
     known = [kernel for slot, kernel in build_catalogue(discover()).rows if slot == "attention"]
+    output, owner = options.output, Owner.of(host)
+    if output is not None:
+        update(output, owner)
     told: list[dict[str, object]] = []
-    for lines in check_all(kernels or known, jobs, seconds):
+    for lines in check_all(options.check or known, options.jobs, options.seconds or CHECK_SECONDS):
         told += lines
-        before = read(output)
-        found = before.get("versions", {}) | versions()
-        about = {"host": host.device_name or f"{host.arch} CPU", "device": host.device, "arch": host.arch}
-        checks = merge_lines(before.get("checks", []), lines)
-        write(output, before | about | {"versions": found, "checks": checks})
-    print(check_table(told))
+        if output is not None:
+            update(output, owner, partial(with_checks, lines))
+    print(json.dumps(told, indent=1) if options.json else check_table(told))
     return int(any(line["status"] not in ("ok", "refused") for line in told))
+
+
+def with_checks(lines: Sequence[dict[str, object]], before: dict[str, Any]) -> dict[str, Any]:
+    """A record with what was found of a kernel now."""
+    found = before.get("versions", {}) | versions()
+    return before | {"versions": found, "checks": merge_lines(before.get("checks", []), lines)}
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ _KEY: Final = (
 
 def table(record: Mapping[str, Any], rows: Sequence[Row], not_run: Sequence[Row]) -> str:
     """What a run measured, with the machine and its limits above and what has no figure below."""
-    limits = record["runs"][-1]["limits"]
+    of_runs = {entry["run"]: entry["limits"] for entry in record["runs"]}
+    # another bench may have begun a run since
+    limits = of_runs[rows[0]["run"]] if rows else record["limits"]
     lines = [f"{record['host']}: copy {limits['copy_tbps']} TB/s, bf16 product {limits['bf16_tflops']} TFLOP/s"]
     lines += textwrap.wrap(", ".join(f"{name} {version}" for name, version in record["versions"].items()), _WIDTH)
     for (work, shape), of in groupby(rows, key=lambda row: (row["work"], row["shape"])):

@@ -7,13 +7,11 @@ run alone: a machine is not the same one on another day.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-__all__ = ["NO_RUN", "Row", "Run", "is_joined", "merge", "of_run", "read", "write"]
+__all__ = ["NO_RUN", "Row", "Run", "is_joined", "merge", "number_of", "of_run"]
 
 Row = dict[str, Any]
 #: Why a listed shape has no figure where no run was asked for it.
@@ -34,34 +32,28 @@ class Run(NamedTuple):
     rounds: int = 1
     join: bool = False
 
-
-def read(path: Path | None) -> Row:
-    """The record as it is, empty where there is none."""
-    return json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
-
-
-def write(path: Path | None, record: Mapping[str, Any]) -> None:
-    """Bring the file up to date whole: a run that is stopped leaves the last one."""
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".part")
-    beside.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    beside.replace(path)
+    def since(self, results: int, not_run: int) -> Run:
+        """The run without the first rows and reasons it told."""
+        return self._replace(results=self.results[results:], not_run=self.not_run[not_run:])
 
 
-def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]) -> Row:
-    """The record with this run in it; every listed (work, shape) has a row or a reason."""
+def number_of(before: Mapping[str, Any], run: Run) -> int:
+    """The number a run has in a record: the last one's where it goes on with it, else the next."""
+    _, runs = _with_runs(before)
+    last = max((entry["run"] for entry in runs), default=0)
+    return last if is_joined(before, run) else last + 1
+
+
+def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]], number: int | None = None) -> Row:
+    """The record with this run in it; every listed (work, shape) has a row or a reason.
+
+    With `number` it is more of the run that has it: other runs may have been added since it began.
+    """
     old, runs = _with_runs(before)
-    joined = is_joined(before, run)
-    number = runs[-1]["run"] if joined else 1 + max((entry["run"] for entry in runs), default=0)
+    number = number_of(before, run) if number is None else number
     now = {_place(row): {**row, "run": number} for row in run.results}
     results = [*(row for row in old if _place(row) not in now and not _has_failed(row, run)), *now.values()]
-    if joined:
-        versions = {**runs[-1]["versions"], **run.about["versions"]}
-        runs = [*runs[:-1], {**runs[-1], "versions": versions}]
-    else:
-        runs = [*runs, {"run": number, "rounds": run.rounds, **_kept(run.about)}]
+    runs = _with_entry(runs, run, number)
     results = rated(results, {entry["run"]: entry["limits"] for entry in runs})
     told = {_place(row) for row in results}
     # a record of before runs were told apart names kernels of other devices too
@@ -70,9 +62,14 @@ def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]
     not_run = [row for place, row in missing.items() if place not in told]
     shapes = {(row["work"], row["shape"]) for row in (*results, *not_run)}
     order = {shape: at for at, shape in enumerate(dict.fromkeys((*listed, *shapes)))}
-    reasons = {(row["work"], row["shape"]): row["reason"] for row in run.not_run if not row.get("kernel")}
+    reasons = {
+        (row["work"], row["shape"]): row["reason"]
+        for row in (*before.get("not_run", ()), *run.not_run)
+        if not row.get("kernel")
+    }
     not_run += [_bare(shape, reasons.get(shape, NO_RUN)) for shape in order if shape not in shapes]
-    used = {row["run"] for row in results} | {number}
+    # a later run that is at work may have no rows yet
+    used = {row["run"] for row in results} | {entry["run"] for entry in runs if entry["run"] >= number}
     about = {**run.about, "limits": runs[-1]["limits"]}
     return {
         **before,
@@ -85,9 +82,11 @@ def merge(before: Mapping[str, Any], run: Run, listed: Iterable[tuple[str, str]]
 
 
 def is_joined(before: Mapping[str, Any], run: Run) -> bool:
-    """Whether a run goes on with the last one: it was asked to, the rounds are the same, and so is the machine."""
+    """Whether a run goes on with the last one: it was asked to; rounds, code and machine are the same."""
     _, runs = _with_runs(before)
     if not run.join or not runs or before.get("host") != run.about["host"] or runs[-1]["rounds"] != run.rounds:
+        return False
+    if any(runs[-1].get(name) != run.about.get(name) for name in ("commit", "dirty")):
         return False
     limits = runs[-1]["limits"]
     return all(abs(run.about["limits"][name] / limits[name] - 1) <= _ALIKE for name in limits)
@@ -136,8 +135,18 @@ def _with_runs(before: Mapping[str, Any]) -> tuple[list[Row], list[Row]]:
     return [{"direct": False, **row, "run": 0} for row in results], runs
 
 
+def _with_entry(runs: Sequence[Row], run: Run, number: int) -> list[Row]:
+    """The entries with that of a run, in order; the limits stay those it began with, versions are added."""
+    of = {entry["run"]: entry for entry in runs}
+    if number in of:
+        of[number] = {**of[number], "versions": {**of[number]["versions"], **run.about["versions"]}}
+    else:
+        of[number] = {"run": number, "rounds": run.rounds, **_kept(run.about)}
+    return [of[at] for at in sorted(of)]
+
+
 def _kept(about: Mapping[str, Any]) -> Row:
-    return {"limits": about["limits"], "versions": about["versions"]}
+    return {name: about[name] for name in ("limits", "versions", "commit", "dirty") if name in about}
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

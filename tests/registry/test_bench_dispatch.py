@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
+from backstamp.errors import Refused
 from backstamp.host import this_host
 from tests.bench_modules import BENCH, bench_modules
 from tests.children import ordinary_environment
@@ -83,12 +85,12 @@ def test_the_figures_are_a_part_of_the_record(tmp_path: Path) -> None:
     """What else is in it stays, and a kernel measured again has one line."""
     path = tmp_path / "cpu.json"
     old = {"work": "decode", "shape": "b2 q1 kv16 page16", "kernel": "torch_native", "forward_us": 1.0}
-    path.write_text(json.dumps({"checks": [1], "dispatch": [old, old | {"kernel": "gone"}]}), "utf-8")
+    path.write_text(json.dumps({"checks": [{"kernel": "k"}], "dispatch": [old, old | {"kernel": "gone"}]}), "utf-8")
     command = [sys.executable, str(BENCH / "dispatch.py"), "--kernels", "torch_native", "--output", str(path)]
     child = subprocess.run(command, capture_output=True, text=True, env=ordinary_environment())
     assert child.returncode == 0, child.stderr
     record = json.loads(path.read_text("utf-8"))
-    assert record["checks"] == [1]
+    assert record["checks"] == [{"kernel": "k"}]
     told = {(row["work"], row["kernel"]): row for row in record["dispatch"]}
     assert set(told) == {("decode", "torch_native"), ("decode", "gone"), ("gdn_decode", "torch_native")}
     assert len(record["dispatch"]) == 3
@@ -99,6 +101,93 @@ def test_the_figures_are_a_part_of_the_record(tmp_path: Path) -> None:
     # nothing here knows the recurrence's own call
     assert "direct_us" not in told["gdn_decode", "torch_native"]
     assert "decode              torch_native" in child.stdout
+
+
+@pytest.fixture
+def candidates(bench, monkeypatch: pytest.MonkeyPatch):
+    """A kernel that fails as told at `serve`, then torch_native: (dispatch, here, a small shape)."""
+    dispatch, _, built, _, _ = bench
+    here = built.Here(this_host("cpu"), build_catalogue(discover()))
+
+    def fail(cause: Exception):
+        real = dispatch.serve
+        every = [built.Candidate(kernel, False, lambda step: None) for kernel in ("bad", "torch_native")]
+        monkeypatch.setattr(dispatch, "candidates", lambda shape, here: every)
+
+        def serve(kernel, *more):
+            if kernel == "bad":
+                raise cause
+            return real(kernel, *more)
+
+        monkeypatch.setattr(dispatch, "serve", serve)
+        return dispatch, here, dispatch.TINY[0]
+
+    return fail
+
+
+@pytest.mark.parametrize("cause", [ValueError("no such page"), RuntimeError("broken"), AssertionError("stamp")])
+def test_a_kernel_that_fails_is_a_row(candidates, capsys: pytest.CaptureFixture[str], cause: Exception) -> None:
+    """And the run is told as failed; the next kernel has its turn."""
+    dispatch, here, shape = candidates(cause)
+    failed, timed = dispatch.measure(shape, here)
+    assert (failed["kernel"], failed["status"]) == ("bad", "failed")
+    assert failed["reason"] == f"{type(cause).__name__}: {cause}"
+    assert dispatch._line(failed).endswith(f"failed: {failed['reason']}")
+    assert (timed["kernel"], "status" in timed) == ("torch_native", False)
+    assert [dispatch._is_bad(row) for row in (failed, timed)] == [True, False]
+
+
+def test_a_refusal_is_told_and_is_no_failure(candidates, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no row."""
+    dispatch, here, shape = candidates(Refused("kernel 'bad'", needed="SM90", found="a CPU"))
+    assert [row["kernel"] for row in dispatch.measure(shape, here)] == ["torch_native"]
+    assert "bad: needs SM90, got a CPU" in capsys.readouterr().err
+
+
+def test_nothing_runs_behind_a_lost_device(candidates, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would fail for another's sake; what was measured before is told."""
+    dispatch, here, _ = candidates(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert [row["kernel"] for row in dispatch._measured(here, (), False)] == ["bad"]
+    assert "nothing runs after it: RuntimeError: CUDA error" in capsys.readouterr().err
+
+
+def test_a_run_with_a_failure_exits_1(candidates, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    """And the record has it, in place of the kernel's older figures."""
+    dispatch, _, shape = candidates(RuntimeError("broken"))
+    path = tmp_path / "cpu.json"
+    old = {"work": shape.work, "shape": shape.label, "kernel": "bad", "forward_us": 1.0}
+    path.write_text(json.dumps({"dispatch": [old, old | {"waits": {}}]}), "utf-8")
+    monkeypatch.setattr(dispatch, "TINY", (shape,))
+    monkeypatch.setattr(dispatch, "this_host", lambda: this_host("cpu"))
+    monkeypatch.setattr(sys, "argv", ["dispatch.py", "--output", str(path)])
+    assert dispatch.main() == 1
+    record = json.loads(path.read_text("utf-8"))
+    assert [(row["kernel"], row.get("status")) for row in record["dispatch"]] == [
+        ("bad", "failed"),
+        ("torch_native", None),
+    ]
+    assert record["host"]
+
+
+@pytest.mark.parametrize(
+    ("second", "replayed", "words", "bad"),
+    [
+        (0.0, 0.0, "same", False),
+        (0.0, 1e-6, "numbers differ", True),
+        (1e-4, 1e-3, "not deterministic, a replay within", False),
+        (1e-4, 0.5, "not deterministic, and a replay differs by 5.0e-01, more than 1e-02", True),
+        (1e-4, math.nan, "a replay differs by inf", True),
+    ],
+)
+def test_a_replay_is_held_to_what_eager_calls_answer(
+    bench, second: float, replayed: float, words: str, bad: bool
+) -> None:
+    """To the bit where those are the same, to a bound where they are not."""
+    with bench_modules("dispatch_checks") as (checks,):
+        first = torch.ones(3, 2, 8)
+        told = checks.replay_words(first, first * (1 + second), first * (1 + replayed), 1e-2)
+    assert words in told
+    assert bench[0]._is_bad({"waits": {}, "replay": told}) is bad
 
 
 def test_a_line_marks_what_is_over_its_target(bench) -> None:

@@ -117,6 +117,31 @@ def test_the_list_names_the_shapes_of_a_work() -> None:
     ]
 
 
+def test_shapes_and_checks_are_told_as_json() -> None:
+    """For programs."""
+    listed = json.loads(run("--list", "--json", "--only", "kda_decode", "--shapes", "b32").stdout)
+    assert [(row["work"], row["shape"]) for row in listed] == [("kda_decode", "b32 t1")]
+    assert listed[0]["flops"] > 0
+    assert listed[0]["bytes"] > 0
+    checked = run("--check", "nobody", "--json")
+    assert {line["status"] for line in json.loads(checked.stdout)} == {"refused"}
+    assert checked.returncode == 0
+
+
+@pytest.mark.parametrize(("status", "code"), [("refused", 0), ("failed", 1), ("wrong", 1)])
+def test_a_timing_run_fails_where_a_kernel_was_wrong_or_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: str, code: int
+) -> None:
+    """A refusal is as declared."""
+    about = {"limits": {"copy_tbps": 1.0, "bf16_tflops": 1.0}, "versions": {}}
+    with bench_modules("kernels", "records") as (kernels, records):
+        row = {"work": "decode", "shape": "s", "kernel": "k", "status": status, "reason": "because"}
+        monkeypatch.setattr(kernels, "measure_all", lambda *shapes, **asked: iter([records.Run(about, [], [row])]))
+        monkeypatch.setattr(sys, "argv", ["kernels.py", "--tiny"])
+        assert kernels.main() == code
+    assert "k: because" in capsys.readouterr().out
+
+
 def test_without_a_gpu_nothing_is_timed() -> None:
     """A CPU's times of shapes like these would take a day."""
     environment = ordinary_environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.bench_modules import bench_modules
@@ -115,6 +112,24 @@ def test_a_run_does_not_go_on_with_one_of_another_kind(merge, changes: dict[str,
     assert {at["ratio_to_best"] for at in record["results"]} == {None}
 
 
+@pytest.mark.parametrize(("code", "goes_on"), [(("a", False), True), (("b", False), False), (("a", True), False)])
+def test_a_run_keeps_its_commit_and_goes_on_with_its_own(merge, code: tuple[str, bool], goes_on: bool) -> None:
+    """Figures of two states of the code are of two runs."""
+    first, then = ({**ABOUT, "commit": commit, "dirty": dirty} for commit, dirty in (("a", False), code))
+    record = merge(merge({}, [row("a", 50)], about=first), [row("b", 40)], about=then, join=True)
+    told = [(entry["commit"], entry["dirty"]) for entry in record["runs"]]
+    assert told == ([code] if goes_on else [("a", False), code])
+
+
+def test_a_shape_keeps_the_reason_of_an_earlier_run(merge) -> None:
+    """Another run that did not ask for it knows no better."""
+    spent = {"work": "decode", "shape": "two", "status": "refused", "reason": "the time was spent"}
+    record = merge(merge({}, [], [spent]), [row("a", 50)])
+    assert [at["reason"] for at in record["not_run"] if at["shape"] == "two"] == ["the time was spent"]
+    later = merge(record, [row("a", 50, "two")])
+    assert [at for at in later["not_run"] if at["shape"] == "two"] == []
+
+
 def test_a_first_run_has_none_to_go_on_with(merge) -> None:
     """It is the first."""
     assert [entry["run"] for entry in merge({}, [row("a", 50)], join=True)["runs"]] == [1]
@@ -169,15 +184,6 @@ def test_a_record_of_before_is_taken_as_one_run(merge) -> None:
     assert told["one", "b"] == (0, 1.0, 1.0)
     assert told["two", "a"][0] == 1
     assert [at for at in record["not_run"] if at.get("kernel")] == []
-
-
-def test_a_file_is_written_whole(bench, tmp_path: Path) -> None:
-    """Folders are made, nothing is left beside it."""
-    path = tmp_path / "deep" / "gpu.json"
-    bench[0].write(path, {"results": []})
-    assert json.loads(path.read_text("utf-8")) == bench[0].read(path) == {"results": []}
-    assert [at.name for at in path.parent.iterdir()] == ["gpu.json"]
-    assert bench[0].read(tmp_path / "none.json") == {}
 
 
 def test_a_table_fits_80_columns_and_tells_what_was_not_run(bench, merge) -> None:
