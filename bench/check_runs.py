@@ -67,7 +67,9 @@ def _child(command: list[str], seconds: float) -> tuple[list[dict[str, object]],
 
 
 def _lines(text: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in text.splitlines() if line.startswith('{"number"')]
+    # a process that is ended may leave half a line
+    whole = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [json.loads(line) for line in whole if line.startswith('{"number"')]
 
 
 def merge_lines(before: Sequence[dict[str, object]], now: Sequence[dict[str, object]]) -> list[dict[str, object]]:

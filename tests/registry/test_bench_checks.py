@@ -71,6 +71,21 @@ def test_a_kernel_that_hangs_is_told_and_has_no_second_turn(runs, tmp_path: Path
     assert "took over 3 s" in str(line["reason"])
 
 
+def test_half_a_line_of_a_process_that_ended_is_none(runs, tmp_path: Path) -> None:
+    """The other kernels' checks go on."""
+    script = tmp_path / "half.py"
+    script.write_text(
+        "import json, os\n"
+        "print(json.dumps({'number': 0, 'kernel': 'k', 'status': 'running'}), flush=True)\n"
+        "print('{\"number\": 0, \"ker', end='', flush=True)\n"
+        "os._exit(7)\n",
+        "utf-8",
+    )
+    (line, *_) = runs._run([str(script)], 60)
+    assert (line["number"], line["status"]) == (0, "failed")
+    assert "exit 7" in str(line["reason"])
+
+
 def test_two_builds_of_a_kernel_are_both_told_and_a_refusal_only_where_neither_served(runs) -> None:
     """The second run has another build installed, which refuses what the first served."""
     case = {"kernel": "fa3", "family": "mha", "phase": "prefill", "case": "ragged"}
