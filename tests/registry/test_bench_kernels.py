@@ -145,7 +145,7 @@ def test_a_timing_run_fails_where_a_kernel_was_wrong_or_failed(
 def test_without_a_gpu_nothing_is_timed() -> None:
     """A CPU's times of shapes like these would take a day."""
     environment = ordinary_environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(BENCH / "kernels.py"), "--only", "decode"]
+    command = [sys.executable, str(BENCH / "kernels.py"), "--shapes", "of no name"]
     child = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (child.returncode, child.stdout) == (2, "")
     assert "needs a CUDA or ROCm GPU to time, got none" in child.stderr

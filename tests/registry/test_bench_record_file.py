@@ -87,7 +87,7 @@ def test_small_shapes_are_not_written_beside_figures(bench, owner, tmp_path: Pat
     "script",
     [
         ("kernels.py", "--tiny", "--only", "decode", "--kernels", "torch_native"),
-        ("kernels.py", "--check", "torch_native"),
+        ("kernels.py", "--check", "nobody"),
         ("kernels.py", "--plot", "plots"),
         ("dispatch.py", "--kernels", "torch_native"),
     ],
@@ -105,6 +105,17 @@ def test_a_wrong_record_is_one_line_before_anything_starts(tmp_path: Path, scrip
         f"bench/{script[0]}: bench record {path}, field results[0].shape: needs a value, got no such field."
     ]
     assert path.read_text("utf-8") == '{"results":[{"work":"decode"}]}'
+
+
+def test_no_check_begins_beside_the_record_of_another(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    """Its lines could not be kept."""
+    path = tmp_path / "cpu.json"
+    path.write_text('{"host": "another"}', "utf-8")
+    with bench_modules("kernels") as (kernels,):
+        monkeypatch.setattr(kernels, "check_all", lambda *asked: pytest.fail("a check began"))
+        monkeypatch.setattr(sys, "argv", ["kernels.py", "--output", str(path), "--check"])
+        assert kernels.main() == 2
+    assert "got that of host 'another'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("script", ["kernels.py", "dispatch.py"])
