@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from backstamp.cli.app import app
@@ -33,7 +32,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str):
     """One command line."""
     return CliRunner().invoke(app, list(arguments))
 
