@@ -29,7 +29,7 @@ ABLE = Offer(
     index_forms=frozenset({"page_table"}),
     kv_forms=frozenset({"paged", "ragged"}),
     mask_format="internal_causal",
-    features=frozenset({"lse", "sinks", "encoder", "non_causal"}),
+    features=frozenset({"lse", "sinks", "alibi", "encoder", "non_causal"}),
     sink_dtypes=frozenset({"fp32"}),
 )
 LATENT = replace(ABLE, family="mla", head_dims=((48, 16),), kv_forms=frozenset({"paged"}))
@@ -155,9 +155,11 @@ def test_an_lse_is_checked_whole_the_first_time(whole: list[int]) -> None:
     assert whole == [0, 0]
 
 
-@pytest.mark.parametrize("changes", [{"sinks": torch.zeros(4)}, {"attn_type": "encoder"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"sinks": torch.zeros(4)}, {"alibi": torch.zeros(4)}, {"attn_type": "encoder"}], ids=str
+)
 def test_what_may_change_under_a_layer_is_checked_whole(changes: dict[str, object], whole: list[int]) -> None:
-    """Sinks may be moved after a call, and a layer that looks both ways is wrong in a causal step alone."""
+    """Sinks and slopes may be moved after a call, and a layer that looks both ways is wrong in a causal step alone."""
     checks = CallChecks(request_for(ABLE))
     layer = replace(SMALL_LAYER, **changes)
     both_ways = replace(STEP.batch, causal=False)

@@ -300,6 +300,15 @@ def test_every_row_count_has_slots_for_its_tiles(hopper):
     assert launch["num_slots"] >= 6
 
 
+def test_shares_are_merged_by_powers_of_two(hopper):
+    """A block of another size does not compile, whatever number of shares a step has."""
+    for kv_len in range(600, 3000, 300):
+        _attend(dataclasses.replace(LONG, rows=((128, kv_len),)))
+    merges = [(launch["num_splits"], launch["BLOCK_S"]) for launch in hopper[2].launches]
+    assert {splits for splits, _ in merges} - {2, 4, 8, 16}
+    assert all(block & (block - 1) == 0 and splits <= block < 2 * splits for splits, block in merges if splits <= 16)
+
+
 def test_a_page_is_copied_in_pieces_that_lie_in_it():
     """Whole pages up to a block, a block of a larger page; 0 where no box of whole swizzles fits."""
     assert [prefill_launch.piece_rows(page, 128) for page in (0, 8, 16, 128, 256, 4, 24, 100)] == [

@@ -146,7 +146,7 @@ def _view(
     apart = head_stride >= row_stride
     step = [page_stride, head_stride] if apart else [page_stride]
     width = dim if apart else (heads - 1) * head_stride + dim
-    if not pages or row_stride < width or any(stride % row_stride for stride in step):
+    if row_stride < width or any(stride % row_stride for stride in step):
         return None
     head_rows, head_cols = (head_stride // row_stride, 0) if apart else (0, head_stride)
     height = (pages - 1) * (page_stride // row_stride) + (heads - 1) * head_rows + shape[-3]
