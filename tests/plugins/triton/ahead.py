@@ -1,12 +1,14 @@
 """Compiles the Triton kernels for chips that are not here; run as a program, outside the interpreter.
 
 In: jobs as JSON on standard input (see `Job`). Out: one JSON object a job on standard output: the kinds of code
-compiled, shared memory, and the launch shape. Launch shapes come from the table the launcher reads.
+compiled, shared memory, what the code says to other launches and awaits of them, and the launch shape. Launch shapes
+come from the table the launcher reads.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 
@@ -44,7 +46,7 @@ def compile_job(job: Job) -> dict[str, object]:
     """Compile the tile kernel, and `combine_splits` for a split step, with the launcher's own table."""
     from backstamp.attention import LayerSpec
     from backstamp_triton.combine import combine_splits
-    from backstamp_triton.configs import tile_config
+    from backstamp_triton.configs import merged_at_once, overlaps_launches, tile_config
     from backstamp_triton.layers import prepare_layer
     from backstamp_triton.tile import attend_tile
 
@@ -61,7 +63,7 @@ def compile_job(job: Job) -> dict[str, object]:
     constants = {
         "GROUP": job.heads[0] // job.heads[1], "PACK": known.pack, "V_IN_K": mla, "PAGE_SIZE": job.page_size,
         "INDEX": job.index, "CAUSAL": "no" if decode else job.causal, "TREE": job.tree, "ONE_TOKEN": decode,
-        "SPLIT": decode, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+        "SPLIT": decode, "OVERLAP": overlaps_launches(job.arch), "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
         **dict(zip(("D0", "D1", "V0", "V1"), known.dims, strict=True)),
     }  # fmt: skip
     present = {"qo_indptr", "kv_lens", "page_ids", *job.extras}
@@ -74,7 +76,12 @@ def compile_job(job: Job) -> dict[str, object]:
     answer = {"job": asdict(job), "config": asdict(config), **tile}
     if decode:
         block = 1 << (job.dims[1] - 1).bit_length()
-        merge = {"V_DIM": job.dims[1], "BLOCK_V": block, "BLOCK_S": 16}
+        merge = {
+            "V_DIM": job.dims[1],
+            "BLOCK_V": block,
+            "BLOCK_S": merged_at_once(64, job.dims[1]),
+            "OVERLAP": overlaps_launches(job.arch),
+        }
         answer["combine"] = _compile(combine_splits, job, merge, {"part_ptr", "part_lse_ptr", *job.extras}, 4, 3)
     return answer
 
@@ -107,7 +114,8 @@ def _compile(kernel, job: Job, constants, present, num_warps: int, num_stages: i
     source = ASTSource(kernel, signature, fixed, attributes)
     compiled = triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
     sizes = {kind: len(code) for kind, code in compiled.asm.items() if kind in {"cubin", "ptx", "hsaco", "amdgcn"}}
-    return {"code": sizes, "shared_bytes": compiled.metadata.shared}
+    waits = re.findall(r"griddepcontrol\.\w+", compiled.asm.get("ptx", ""))
+    return {"code": sizes, "shared_bytes": compiled.metadata.shared, "waits": waits}
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import inspect
 __all__ = ["Recorder"]
 
 #: What a launch may be given beside the kernel's own arguments.
-OPTIONS = {"num_warps", "num_stages", "maxnreg"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 
 
 class Recorder:

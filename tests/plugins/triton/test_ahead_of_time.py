@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from backstamp_triton.configs import SHARED_BYTES
+from backstamp_triton.configs import SHARED_BYTES, overlaps_launches
 from tests.plugins.triton import ahead
 from tests.plugins.triton.ahead import Job
 
@@ -77,6 +77,15 @@ def test_the_kernel_compiles_and_fits_its_chip(job, compiled):
     for part in (answer, answer.get("combine", answer)):
         assert part["code"].get("hsaco" if job.arch.startswith("gfx") else "cubin", 0) > 0
         assert part["shared_bytes"] <= SHARED_BYTES[job.arch], answer["config"]
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job.step == "decode"], ids=str)
+def test_a_merge_waits_on_the_device_for_the_shares(job, compiled):
+    """Where a merge is launched early its code waits once, and the kernel before says when; elsewhere neither does."""
+    answer = compiled[str(job)]
+    early = overlaps_launches(job.arch)
+    assert answer["waits"] == ["griddepcontrol.launch_dependents"] * early
+    assert answer["combine"]["waits"] == ["griddepcontrol.wait"] * early
 
 
 def test_the_jobs_cover_every_setting():

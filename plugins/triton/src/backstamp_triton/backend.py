@@ -153,7 +153,7 @@ class TritonAttention:
         if shares is not None:
             sinks = "" if layer.sinks is None else "sinks"
             with self._compiles.first("merge of", launch.what, launch.merged_at_once, sinks, with_lse):
-                merge_shares(shares, out, lse, known, state, launch.splits, launch.merged_at_once)
+                merge_shares(shares, out, lse, known, state, launch)
         return out
 
     def _prepare(self, spec: LayerSpec) -> PreparedLayer:

@@ -13,6 +13,8 @@ __all__ = [
     "SHARED_BYTES",
     "TileConfig",
     "head_parts",
+    "merged_at_once",
+    "overlaps_launches",
     "pack_heads",
     "prefill_block",
     "resident_tiles",
@@ -117,6 +119,20 @@ def tile_config(arch: str, itemsize: int, head_dim: int, v_head_dim: int, rows: 
 def prefill_block(arch: str, itemsize: int, head_dim: int, v_head_dim: int) -> int:
     """Keys of one block of the Hopper prefill kernel; 0 where the chip, the dtype or the head dims are not its own."""
     return PREFILL_BLOCKS.get((head_dim, v_head_dim), 0) if arch == "9.0" and itemsize == 2 else 0
+
+
+def overlaps_launches(arch: str) -> bool:
+    """Whether a kernel may be launched while the one before it ends, and wait on the device for its results.
+
+    Source: PTX ISA, `griddepcontrol`: sm_90 and later.
+    """
+    return arch[:1].isdigit() and float(arch) >= 9.0
+
+
+def merged_at_once(splits: int, v_head_dim: int) -> int:
+    """Shares that the merge loads together: a power of two, 64 registers a thread of four warps at most."""
+    wide = 1 << (v_head_dim - 1).bit_length()
+    return min(max(1, 8192 // wide), 1 << (splits - 1).bit_length())
 
 
 def shared_bytes(arch: str) -> int:

@@ -128,7 +128,7 @@ class LatentKernel:
             return
         with self._compiles.first("merge of", launch.what, launch.merged_at_once, sinks, with_lse):
             shares = self._shares, self._share_lse
-            merge_shares(shares, out, lse, known, step, launch.splits, launch.merged_at_once)
+            merge_shares(shares, out, lse, known, step, launch)
 
 
 def box_of(page_size: int) -> list[int] | None:

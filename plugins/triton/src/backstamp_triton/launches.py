@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from backstamp.attention import LayerSpec
-from backstamp_triton.configs import TileConfig, resident_tiles, split_count, tile_config
+from backstamp_triton.configs import (
+    TileConfig,
+    merged_at_once,
+    overlaps_launches,
+    resident_tiles,
+    split_count,
+    tile_config,
+)
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Kind, Launch, Step
 
@@ -76,7 +83,7 @@ def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token or tiles < places:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, places, chip.most_splits(step, known))
-    return Launch(config, known.pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return _launch(chip, known, config, known.pack, splits, slots, _name(chip, spec, step, config, splits))
 
 
 def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
@@ -93,7 +100,7 @@ def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
     slots = row_tiles + batch.num_rows + 1
-    return Launch(config, pack, splits, _merged_at_once(splits), slots, _name(chip, spec, step, config, splits))
+    return _launch(chip, known, config, pack, splits, slots, _name(chip, spec, step, config, splits))
 
 
 def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
@@ -108,12 +115,14 @@ def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     blocks = -(-batch.max_kv_len // LATENT_CONFIG.block_n)
     splits = split_count(row_tiles * known.head_blocks, blocks, chip.processors, chip.most_splits(step, known))
     what = f"latent, {known.spec.num_qo_heads} heads {step.what}{' split' if splits > 1 else ''}"
-    return Launch(LATENT_CONFIG, known.pack, splits, _merged_at_once(splits), slots, what)
+    return _launch(chip, known, LATENT_CONFIG, known.pack, splits, slots, what)
 
 
-def _merged_at_once(splits: int) -> int:
-    """Shares that the merge loads together: a power of two, few enough to stay in registers."""
-    return min(16, 1 << (splits - 1).bit_length())
+def _launch(
+    chip: Chip, known: PreparedLayer, config: TileConfig, pack: int, splits: int, slots: int, what: str
+) -> Launch:
+    at_once = merged_at_once(splits, known.spec.v_head_dim)
+    return Launch(config, pack, splits, at_once, overlaps_launches(chip.arch), slots, what)
 
 
 def _name(chip: Chip, spec: LayerSpec, step: Step, config: TileConfig, splits: int) -> str:

@@ -29,7 +29,8 @@ Kind: TypeAlias = Literal["tile", "prefill", "latent"]
 class Launch:
     """How one launch shape runs in one step: blocks, heads of a tile, programs sharing a tile's keys, tile slots.
 
-    `merged_at_once` counts the shares that the merge loads together, a power of two.
+    `merged_at_once` counts the shares that the merge loads together, a power of two; `overlap` launches the merge while
+    the last programs end.
     `what` says which kernel that is, for the announcement of its compile.
     """
 
@@ -37,6 +38,7 @@ class Launch:
     pack: int
     splits: int
     merged_at_once: int
+    overlap: bool
     slots: int
     what: str
 

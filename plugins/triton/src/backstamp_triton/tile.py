@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from backstamp_triton.fold import fold_block
 from backstamp_triton.masks import tree_depths
@@ -75,6 +76,7 @@ def attend_tile(
     TREE: tl.constexpr,
     ONE_TOKEN: tl.constexpr,
     SPLIT: tl.constexpr,
+    OVERLAP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -83,7 +85,8 @@ def attend_tile(
     Absent tensors are None. Head dims come in two powers of two, `Dk = D0 + D1` and `Dv = V0 + V1` (a zero: one part).
     `logit_scale` is the scale times log2(e), or the scale over the softcap where `softcap_log2` (softcap times log2(e))
     is given. INDEX: "page_table", "csr", "indirect" or "ragged". CAUSAL: "no", "yes" or "rows". TREE: "no", "qlen",
-    "full" or "packed". ONE_TOKEN: no row holds more than one token, so program i is row i.
+    "full" or "packed". ONE_TOKEN: no row holds more than one token, so program i is row i. OVERLAP: the merge of the
+    shares is launched while the last programs end.
     """
     TOKENS: tl.constexpr = BLOCK_M // PACK
     HEAD_BLOCKS: tl.constexpr = (GROUP + PACK - 1) // PACK
@@ -119,8 +122,9 @@ def attend_tile(
     q_len = stop - start
     if first >= q_len:
         return
-    # a pad row may carry a negative length
-    kv_len = tl.maximum(tl.load(kv_lens + row, mask=has_token, other=0).to(tl.int32), 0)
+    # a pad row may carry a negative length; the load waits for no other
+    kv_len = tl.load(kv_lens + row, mask=row < num_rows, other=0).to(tl.int32)
+    kv_len = tl.where(has_token, tl.maximum(kv_len, 0), 0)
     if INDEX == "page_table":
         ids = page_ids + row.to(tl.int64) * page_ids_stride
     elif INDEX == "indirect":
@@ -236,6 +240,8 @@ def attend_tile(
             D0, D1, V0, V1, V_IN_K, PAGE_SIZE, INDEX, TREE, BLOCK_N, True,
         )  # fmt: skip
 
+    if SPLIT and OVERLAP:
+        gdc_launch_dependents()
     seen = weight > 0
     lse2 = tl.where(seen, peak + tl.log2(tl.where(seen, weight, 1.0)), float("-inf"))
     if sinks_ptr is not None and not SPLIT:

@@ -92,6 +92,7 @@ def attend_tiles(
         TREE=step.tree,
         ONE_TOKEN=step.one_token,
         SPLIT=launch.splits > 1,
+        OVERLAP=launch.overlap,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         num_warps=config.num_warps,
@@ -105,10 +106,9 @@ def merge_shares(
     lse: Tensor | None,
     known: PreparedLayer,
     step: Step,
-    splits: int,
-    block_s: int,
+    launch: Launch,
 ) -> None:
-    """Merge the shares of every token and head, `block_s` at a time."""
+    """Merge the shares of every token and head."""
     spec = known.spec
     lse_strides = (0, 0) if lse is None else lse.stride()
     combine_splits[(step.batch.num_tokens, spec.num_qo_heads)](
@@ -116,11 +116,14 @@ def merge_shares(
         out,
         lse,
         spec.sinks,
-        splits,
+        launch.splits,
         *out.stride()[:2],
         *lse_strides,
         V_DIM=spec.v_head_dim,
         BLOCK_V=1 << (spec.v_head_dim - 1).bit_length(),
-        BLOCK_S=block_s,
+        BLOCK_S=launch.merged_at_once,
+        OVERLAP=launch.overlap,
         num_warps=4,
+        # an option of NVIDIA's compiler alone
+        **({"launch_pdl": True} if launch.overlap else {}),
     )
