@@ -28,7 +28,7 @@ from peers import attention_peers
 from shape_list import SHAPES, TINY
 from shapes import Shape
 from steps import AttentionStep, LinearStep, attention_step, linear_step
-from timing import alternate, captured, limits, release, versions
+from timing import alternate, captured, copy_of, limits, release, versions
 from truth import Truth, error_of, truth_of
 
 __all__ = ["DeviceLost", "Wrong", "bound_of", "is_asked", "is_lost", "measure", "missing_of"]
@@ -39,6 +39,9 @@ ATTENTION_BOUND: Final = 1e-2
 LINEAR_BOUND: Final = 2e-2
 #: Most tokens of a step that is timed as a replay of a graph where it can be: its launches are not its own time.
 _RECORDED_TOKENS: Final = 4096
+#: What moves its states and little else: a copy of 1 GiB is faster than one of a short step's bytes.
+_COPIED: Final = ("gdn_decode", "kda_decode")
+_COPY: Final = "copy of as many bytes"
 #: Words of an error after which nothing runs on the device in this process.
 _LOST: Final = ("CUDA error", "cudaError", "HIP error", "illegal memory access", "Triton Error")
 
@@ -153,8 +156,7 @@ def measure(
             truth = truth or truth_of(step)
             checked = _checked(candidate, ready, error_of(answer, step, truth), step, eager)
             if rounds == 1:
-                times = alternate({candidate.kernel: checked.run}, 1)
-                yield {"row": _row(shape, checked, times[candidate.kernel])}
+                yield from _timed(shape, {candidate.kernel: checked}, 1, here.device)
             else:
                 waiting[candidate.kernel] = checked
         except Exception as cause:
@@ -167,9 +169,7 @@ def measure(
             release()
     if waiting:
         yield {"begin": ""}
-        times = alternate({name: checked.run for name, checked in waiting.items()}, rounds)
-        for name, checked in waiting.items():
-            yield {"row": _row(shape, checked, times[name])}
+        yield from _timed(shape, waiting, rounds, here.device)
 
 
 def bound_of(step: AttentionStep | LinearStep) -> float:
@@ -192,6 +192,19 @@ def _checked(
     recorded = not eager and step.shape.num_tokens <= _RECORDED_TOKENS
     replay = captured(ready.run) if recorded else None
     return Checked(candidate, ready, error, replay)
+
+
+def _timed(
+    shape: Shape, kernels: Mapping[str, Checked], rounds: int, device: str
+) -> Iterator[dict[str, dict[str, object]]]:
+    """A row of each kernel; what reads states and writes them back is timed in turn with a copy of as many bytes."""
+    runs = {name: checked.run for name, checked in kernels.items()}
+    if shape.work in _COPIED:
+        runs[_COPY] = copy_of(shape.bytes, device)
+    times = alternate(runs, rounds)
+    beside = {"copy_us": _digits(times[_COPY])} if _COPY in times else {}
+    for name, checked in kernels.items():
+        yield {"row": _row(shape, checked, times[name]) | beside}
 
 
 def _row(shape: Shape, checked: Checked, us: float) -> dict[str, object]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backstamp.timers import time_on_cpu
 
-__all__ = ["LIBRARIES", "alternate", "captured", "limits", "microseconds", "release", "versions"]
+__all__ = ["LIBRARIES", "alternate", "captured", "copy_of", "limits", "microseconds", "release", "versions"]
 
 #: Distributions whose versions a record keeps, where they are installed.
 LIBRARIES: Final = (
@@ -76,6 +76,18 @@ def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str
         for name, run in runs.items():
             times[name].append(microseconds(run))
     return {name: statistics.median(of) for name, of in times.items()}
+
+
+def copy_of(size: float, device: str) -> Callable[[], object]:
+    """A copy that reads `size / 2` bytes and writes as many, timed as a short kernel is: in a graph where there are."""
+    source = torch.ones(int(size / 4), dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+
+    def run() -> Tensor:
+        return target.copy_(source)
+
+    run()
+    return captured(run) or run
 
 
 def limits(tiny: bool = False) -> dict[str, float]:

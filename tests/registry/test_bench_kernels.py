@@ -63,6 +63,13 @@ def test_a_row_has_what_the_format_says(record) -> None:
     assert {"host", "device", "arch", "versions", "runs"} <= set(record[0])
 
 
+def test_a_recurrent_step_is_told_beside_a_copy(record) -> None:
+    """What reads states and writes them back has the time of as many bytes copied, and no other work does."""
+    beside = {row["work"] for row in record["results"] if row.get("copy_us", 0) > 0}
+    assert beside == {"gdn_decode", "kda_decode"}
+    assert all("copy_us" in row for row in record["results"] if row["work"] in beside)
+
+
 def test_libraries_that_are_not_installed_are_told(record) -> None:
     """Called directly, they are listed all the same."""
     reasons = {row["kernel"]: row["reason"] for row in record[0]["not_run"] if "kernel" in row}

@@ -70,8 +70,16 @@ def test_a_full_chip_is_not_split():
 
 
 def test_a_lone_row_is_split_within_its_bounds():
-    """One long row fills the chip, and never asks for more than the workspace holds or half its blocks."""
-    assert split_count(8, 1000, 264, 100) > 8
+    """One long row fills the chip, and never asks for more than the workspace holds or one share a block."""
+    assert split_count(8, 2048, 528, 100) == 66
     assert split_count(8, 1000, 264, 3) <= 3
-    assert split_count(8, 4, 264, 100) <= 2
+    assert split_count(8, 4, 264, 100) == 4
     assert split_count(8, 0, 264, 0) == 1
+
+
+def test_decode_tiles_of_hopper_share_a_multiprocessor():
+    """Four tiles of two warps, whose copies wait side by side; a chip of less shared memory has its own shape."""
+    config = tile_config("9.0", 2, 128, 128, 4, False)
+    assert (config.block_m, config.block_n, config.num_warps) == (16, 64, 2)
+    assert resident_tiles("9.0", config, 2, 128, 128, False) == 4
+    assert tile_config("8.0", 2, 128, 128, 4, False).num_warps == 4
