@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from backstamp.adoption import adopt
     from backstamp.agreement import agree, compare, differences
-    from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
+    from backstamp.attention import AttentionBackend, Batch, KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
     from backstamp.catalogue import Catalogue, build_catalogue
     from backstamp.compiled import compile_for
-    from backstamp.construction import RunnerShape, build
+    from backstamp.construction import RunnerBackends, RunnerShape, build
     from backstamp.discovery import discover
     from backstamp.draft import DraftBackendFactory, DraftSteps
     from backstamp.drift import Drift, check_lock
@@ -49,6 +49,7 @@ API_VERSIONS = ("0.2", "0.1")
 __all__ = [
     "API_VERSION",
     "API_VERSIONS",
+    "AttentionBackend",
     "BackstampError",
     "Batch",
     "BuildRequest",
@@ -70,6 +71,7 @@ __all__ = [
     "Policy",
     "RaggedKV",
     "Requests",
+    "RunnerBackends",
     "RunnerShape",
     "Stamp",
     "TreeMask",
@@ -107,6 +109,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AttentionBackend": "attention",
     "BackstampError": "errors",
     "Batch": "attention",
     "BuildRequest": "factories",
@@ -128,6 +131,7 @@ _HOMES = {
     "Policy": "policy",
     "RaggedKV": "attention",
     "Requests": "launch",
+    "RunnerBackends": "construction",
     "RunnerShape": "construction",
     "Stamp": "stamp",
     "TreeMask": "attention",

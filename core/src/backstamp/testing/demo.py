@@ -10,30 +10,30 @@ of the order in which an engine makes its calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
-from backstamp.attention import AttentionBackend, DraftContainer
+from backstamp.attention import AttentionBackend, DraftContainer, LayerSpec, PagedKV
 from backstamp.catalogue import Catalogue
-from backstamp.compiled import compile_for
-from backstamp.construction import RunnerBackends, RunnerShape, build
+from backstamp.construction import RunnerBackends
 from backstamp.declarations import Role
 from backstamp.draft import DraftBackendFactory
-from backstamp.engine import EngineFacts
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts, model_from_config
 from backstamp.plan import Plan
 from backstamp.reports import built_report
-from backstamp.resolution import resolve_on
+from backstamp.resolution import resolve
+from backstamp.testing.admission import Request
 from backstamp.testing.decoder import Decoder, DecoderConfig
 from backstamp.testing.kv_pool import KVPool
-from backstamp.testing.mini_engine import MiniEngine
-from backstamp.testing.runner import PhaseErrors, Runner
+from backstamp.testing.mini_engine import ENGINE, MAX_ROWS, POOL_TOKENS, MiniEngine, Part, build_backends
+from backstamp.testing.runner import Observe, PhaseErrors, Runner
 from backstamp.testing.speculative import SpeculativeEngine
 
 __all__ = ["DemoReport", "Generation", "facts_of_decoder", "run_demo"]
@@ -41,7 +41,7 @@ __all__ = ["DemoReport", "Generation", "facts_of_decoder", "run_demo"]
 #: Ragged on purpose: one token, page boundaries, and more than a chunk.
 PROMPT_LENGTHS: Final = (1, 5, 15, 16, 17, 31, 33, 48, 64, 7)
 NEW_TOKENS: Final = (24, 16, 20, 24, 12, 24, 8, 24, 16, 24)
-LAYERS, DRAFT_LAYERS, POOL_TOKENS, CHUNK_TOKENS, MAX_ROWS = 4, 2, 2048, 32, 10
+LAYERS, DRAFT_LAYERS = 4, 2
 #: float32 attention against float64; flash kernels in float32 stay well below it.
 ERROR_BOUND: Final = 1e-4
 
@@ -126,18 +126,15 @@ def run_demo(
     drafter = Decoder.draft_of(decoder, DRAFT_LAYERS)
     model = facts_of_decoder(config, shape)
     draft_model = facts_of_decoder(config, drafter.config)
-    compiled = compile_for(catalogue, host)
-    engine = EngineFacts(name="mini engine")
-    target_plan = resolve_on(compiled, launch, engine, model)
-    draft_plan = resolve_on(compiled, launch, engine, draft_model, role="draft", target=target_plan)
+    target_plan = resolve(launch, ENGINE, model, host, catalogue)
+    draft_plan = resolve(launch, ENGINE, draft_model, host, catalogue, role="draft", target=target_plan)
     if planned is not None:
         planned(target_plan, draft_plan)
-    target, target_errors = _serve(target_plan, decoder, catalogue, device)
-    draft, draft_errors = _serve(draft_plan, drafter, catalogue, device)
+    target, draft = _serve(target_plan, decoder, catalogue), _serve(draft_plan, drafter, catalogue)
     with _one_thread():
         generations = _generate(target, draft, launch, progress)
-    errors: dict[tuple[Role, str], float] = {("target", phase): error for phase, error in target_errors.worst.items()}
-    errors |= {("draft", phase): error for phase, error in draft_errors.worst.items()}
+    errors: dict[tuple[Role, str], float] = {("target", phase): error for phase, error in target.errors.worst.items()}
+    errors |= {("draft", phase): error for phase, error in draft.errors.worst.items()}
     return DemoReport(model, target.backends, draft.backends, generations, errors, ERROR_BOUND)
 
 
@@ -163,6 +160,7 @@ def facts_of_decoder(config: Mapping[str, object], shape: DecoderConfig) -> Mode
 class _Served:
     runner: Runner
     backends: RunnerBackends
+    errors: PhaseErrors
 
 
 @contextmanager
@@ -176,22 +174,29 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _serve(plan: Plan, decoder: Decoder, catalogue: Catalogue, device: str) -> tuple[_Served, PhaseErrors]:
-    """Build a plan's backends and put them behind a decoder and its cache."""
-    pages = POOL_TOKENS // plan.page_size
-    shape = RunnerShape(
-        device=device,
-        layers=decoder.layer_specs,
-        max_rows=MAX_ROWS * plan.topk,
-        max_tokens=max(sum(PROMPT_LENGTHS), MAX_ROWS * (1 + plan.topk * plan.num_steps)),
-        max_pages=pages,
-        max_kv_len=POOL_TOKENS,
-    )
-    backends = build(plan, shape, catalogue)
-    errors = PhaseErrors()
-    pool = KVPool.for_layers(decoder.layer_specs, pages, plan.page_size, device=device)
+def _serve(plan: Plan, decoder: Decoder, catalogue: Catalogue) -> _Served:
+    """Build a plan's backends and put them behind a decoder and a cache of the speculative engine."""
+    backends, errors = build_backends(plan, decoder, catalogue), PhaseErrors()
+    pool = KVPool.for_layers(decoder.layer_specs, POOL_TOKENS // plan.page_size, plan.page_size, device=decoder.device)
     runner = Runner(decoder=decoder, pool=pool, backends=_Phases(backends), observe=errors)
-    return _Served(runner, backends), errors
+    return _Served(runner, backends, errors)
+
+
+@dataclass(slots=True)
+class _Watched(MiniEngine):
+    """The mini engine, each call compared with float64 and each token counted."""
+
+    observe: Observe = field(kw_only=True)
+    count: Callable[[int], None] = field(kw_only=True)
+
+    def step(self, running: Sequence[Request]) -> None:
+        before = sum(len(request.tokens) for request in running)
+        MiniEngine.step(self, running)
+        self.count(sum(len(request.tokens) for request in running) - before)
+
+    def attend(self, part: Part, layer: LayerSpec, q: Tensor, kv: PagedKV, out: Tensor) -> None:
+        MiniEngine.attend(self, part, layer, q, kv, out)
+        self.observe(part.batch.phase, layer, q, kv, part.batch, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +225,7 @@ def _generate(
         count = _counter(name, progress)
         begin = time.perf_counter()
         if topk == 0:
-            engine = MiniEngine(target.runner, chunk_size=CHUNK_TOKENS, max_rows=MAX_ROWS, progress=count)
+            engine = _Watched(target.runner.decoder, target.backends, observe=target.errors, count=count)
             tokens, accepted = engine.generate(prompts, NEW_TOKENS), 0.0
         else:
             speculative = SpeculativeEngine(

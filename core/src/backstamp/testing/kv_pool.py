@@ -1,4 +1,4 @@
-"""The mini engine's paged cache: who owns which page, and the engine's own door for writing K and V.
+"""The speculative engine's paged cache: who owns which page, and the engine's own door for writing K and V.
 
 In: page requests, token slots, K and V. Out: page lists, slots, and the `PagedKV` views and `KVIndex` a backend reads.
 Pages come in shuffled order, and every slot nobody has written holds NaN: a kernel that reads a wrong page, padding or
@@ -10,7 +10,7 @@ a stale slot cannot give a plausible answer. It never knows what a request is.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -103,24 +103,9 @@ class KVPool:
         pages = self._rows[layer].view(self.num_pages, self.page_size, *self._rows.shape[2:])
         return PagedKV(k=pages[..., : self._head_dim], v=pages[..., self._head_dim :])
 
-    def index(self, rows: Sequence[Sequence[int]], kv_lens: Sequence[int], forms: Collection[str]) -> KVIndex:
-        """Where each row's tokens lie: a page table always, "csr" and "indirect" when `forms` asks for them.
-
-        Table entries past a row's tokens are -1, which no kernel may read.
-        """
+    def index(self, rows: Sequence[Sequence[int]], kv_lens: Sequence[int]) -> KVIndex:
+        """Where each row's tokens lie: a page table whose entries past them are -1, which no kernel may read."""
         used = [list(pages[: self.pages_for(kv_len)]) for pages, kv_len in zip(rows, kv_lens, strict=True)]
         width = max((len(pages) for pages in used), default=0)
-        table = self._ints([pages + [-1] * (width - len(pages)) for pages in used]).reshape(len(used), width)
-        extra: dict[str, Tensor] = {}
-        if "csr" in forms:
-            ends = torch.tensor([0] + [len(pages) for pages in used]).cumsum(0)
-            extra["kv_indptr"] = ends.to(self.device, torch.int32)
-            extra["kv_indices"] = self._ints([page for pages in used for page in pages])
-        if "indirect" in forms:
-            # rows of the step sit anywhere in an engine's request table; last first is never the identity by luck
-            extra["table"] = table.flip(0)
-            extra["row_ids"] = torch.arange(len(used) - 1, -1, -1, device=self.device)
-        return KVIndex(page_size=self.page_size, page_table=table, **extra)
-
-    def _ints(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
+        table = torch.tensor([pages + [-1] * (width - len(pages)) for pages in used], dtype=torch.int32)
+        return KVIndex(page_size=self.page_size, page_table=table.reshape(len(used), width).to(self.device))

@@ -1,8 +1,8 @@
-"""One step of the mini engine: from rows of tokens to planned batches, written K and V, and logits.
+"""One step of the speculative engine: from rows of tokens to a planned batch, written K and V, and logits.
 
-In: rows (tokens, pages, how many tokens are cached), a decoder, its pool and the built backends. Out: logits. This is
-the whole of what an engine does around a backend: build a `Batch` a phase, `plan` once a KV group, then in each layer
-write K and V and call `forward`. It never asks which kernel runs: `serving_attention_backend` answers a phase.
+In: rows (tokens, pages, how many tokens are cached), a decoder, its pool and the built backends. Out: logits. A
+step is one `Batch` of one phase: `plan` once a KV group, then in each layer write K and V and call `forward`. It never
+asks which kernel runs: `serving_attention_backend` answers a phase.
 
 .. versionadded:: 0.1
 """
@@ -10,7 +10,7 @@ write K and V and call `forward`. It never asks which kernel runs: `serving_atte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One backend's share of a step: its batch and the state of each KV group."""
+    """A planned step: its backend, its batch and the state of each KV group."""
 
     backend: AttentionBackend[object]
     batch: Batch
@@ -60,13 +60,12 @@ class Part:
 class Runner:
     """A decoder with its cache and its backends: one for the target, one for a draft.
 
-    `index_forms` are the forms its kernels declare; `observe` sees every attention call.
+    `observe` sees every attention call.
     """
 
     decoder: Decoder
     pool: KVPool
     backends: ServesPhases
-    index_forms: Collection[str] = ("page_table",)
     observe: Observe | None = None
 
     @property
@@ -74,10 +73,8 @@ class Runner:
         """KV groups of the decoder's layers; each is planned once a step."""
         return sorted({layer.group for layer in self.decoder.layer_specs})
 
-    def batch(
-        self, phase: Phase, rows: Sequence[Row], *, tree: TreeMask | None = None, num_decode_rows: int = 0
-    ) -> Batch:
-        """Describe rows as the call contract wants them, host mirrors exact; a mixed step says how many rows decode."""
+    def batch(self, phase: Phase, rows: Sequence[Row], *, tree: TreeMask | None = None) -> Batch:
+        """Describe rows as the call contract wants them, host mirrors exact."""
         pool = self.pool
         q_lens = [len(row.tokens) for row in rows]
         kv_lens = [row.cached + len(row.tokens) for row in rows]
@@ -89,12 +86,10 @@ class Runner:
             num_tokens=sum(q_lens),
             max_q_len=max(q_lens),
             max_kv_len=max(kv_lens),
-            num_decode_rows=num_decode_rows,
-            num_decode_tokens=num_decode_rows,
-            decode_q_len=1 if num_decode_rows or phase == "draft_decode" else None,
+            decode_q_len=1 if phase == "draft_decode" else None,
             qo_indptr=qo_indptr_host.to(pool.device),
             kv_lens=kv_lens_host.to(pool.device),
-            index=pool.index([row.pages for row in rows], kv_lens, self.index_forms),
+            index=pool.index([row.pages for row in rows], kv_lens),
             slot_mapping=torch.cat([pool.slots(row.pages, row.cached, row.cached + len(row.tokens)) for row in rows]),
             qo_indptr_host=qo_indptr_host,
             kv_lens_host=kv_lens_host,
@@ -107,34 +102,30 @@ class Runner:
             backend = self.backends.serving_attention_backend(batch.phase)
         return Part(backend, batch, {group: backend.plan(batch) for group in self.groups})
 
-    def forward(self, rows: Sequence[Row], parts: Sequence[Part]) -> Tensor:
-        """Run one step, logits `[T, vocab]`; `parts` share the rows' tokens out in order.
+    def forward(self, rows: Sequence[Row], part: Part) -> Tensor:
+        """Run one step, logits `[T, vocab]`.
 
         Raises `FloatingPointError` when logits are not finite: NaN from a slot nobody wrote has reached an output.
         """
         device = self.pool.device
         tokens = [token for row in rows for token in row.tokens]
         positions = [row.cached + depth for row in rows for depth in row.depths or range(len(row.tokens))]
-        slots = torch.cat([part.batch.slot_mapping for part in parts if part.batch.slot_mapping is not None])
+        slots = torch.cat([self.pool.slots(row.pages, row.cached, row.cached + len(row.tokens)) for row in rows])
 
         def attend(q: Tensor, k: Tensor, v: Tensor, layer: LayerSpec) -> Tensor:
             self.pool.write(layer.layer_id, k, v, slots)
             kv = self.pool.paged(layer.layer_id)
             # NaN stays wherever a backend does not write
             out = q.new_full((q.shape[0], layer.num_qo_heads, layer.v_head_dim), float("nan"))
-            start = 0
-            for part in parts:
-                share = slice(start, start := start + part.batch.num_tokens)
-                part.backend.forward(q[share], kv, layer, part.states[layer.group], out=out[share])
-                if self.observe is not None:
-                    self.observe(part.batch.phase, layer, q[share], kv, part.batch, out[share])
+            part.backend.forward(q, kv, layer, part.states[layer.group], out=out)
+            if self.observe is not None:
+                self.observe(part.batch.phase, layer, q, kv, part.batch, out)
             return out
 
         ids, where = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
         logits = self.decoder.forward(ids, where, attend)
         if not bool(torch.isfinite(logits).all()):
-            phases = ", ".join(part.batch.phase for part in parts)
-            raise FloatingPointError(f"mini engine: logits of a {phases} step are not finite")
+            raise FloatingPointError(f"speculative engine: logits of a {part.batch.phase} step are not finite")
         return logits
 
 

@@ -1,4 +1,4 @@
-"""Speculative decoding on the mini engine: a draft proposes, the target verifies, all five phases run.
+"""The speculative engine: a draft proposes, the target verifies, all five phases run.
 
 In: prompts, a target runner, a draft runner with its own cache, and the draft's per-step container. Out: greedy tokens
 equal to plain decoding, and the mean accept length. Each round: draft (chain, or a tree of `topk` branches), verify all
@@ -11,7 +11,7 @@ draft catch up by a `draft_extend`. It never accepts a token the target would no
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,10 +21,13 @@ from torch import Tensor
 from backstamp.attention import AttentionBackend, DraftContainer, TreeMask
 from backstamp.declarations import Phase
 from backstamp.errors import BadInput
-from backstamp.testing.mini_engine import Progress, Request
+from backstamp.testing.admission import Request
 from backstamp.testing.runner import Part, Row, Runner, last_of_rows
 
-__all__ = ["Speculated", "SpeculativeEngine", "branch_tree"]
+__all__ = ["Progress", "Speculated", "SpeculativeEngine", "branch_tree"]
+
+#: Called after each round with the number of tokens that round produced.
+Progress = Callable[[int], None]
 
 
 class Speculated(NamedTuple):
@@ -159,8 +162,8 @@ class SpeculativeEngine:
 
     def _prefill(self, arrived: Sequence[_Drafted]) -> None:
         """Both models read the prompts; the draft also reads the first token, which the target has chosen by then."""
-        rows = [request.row(request.prompt_len) for request in arrived]
-        logits = self.target.forward(rows, [self.target.plan(self.target.batch("prefill", rows))])
+        rows = [Row(request.tokens, request.pages, 0) for request in arrived]
+        logits = self.target.forward(rows, self.target.plan(self.target.batch("prefill", rows)))
         for request, token in zip(arrived, last_of_rows(logits, rows).argmax(-1).tolist(), strict=True):
             request.cached = request.prompt_len
             request.tokens.append(token)
@@ -169,7 +172,7 @@ class SpeculativeEngine:
     def _catch_up(self, phase: Phase, requests: Sequence[_Drafted], backend: AttentionBackend[object]) -> None:
         """The draft reads every token it has not cached yet: a ragged step."""
         rows = [Row(r.tokens[r.draft_cached :], r.draft_pages, r.draft_cached) for r in requests]
-        logits = self.draft.forward(rows, [self.draft.plan(self.draft.batch(phase, rows), backend)])
+        logits = self.draft.forward(rows, self.draft.plan(self.draft.batch(phase, rows), backend))
         for request, last in zip(requests, last_of_rows(logits, rows), strict=True):
             request.draft_cached, request.draft_logits = len(request.tokens), last
 
@@ -196,7 +199,7 @@ class SpeculativeEngine:
             for step, backend in enumerate(self.draft_decode.attn_backends):
                 rows = [replace(row, tokens=branch[-1:]) for row, branch in zip(steps[step], branches, strict=True)]
                 part = Part(backend, batches[step], {group: planned[step] for group, planned in states.items()})
-                choices = self.draft.forward(rows, [part]).argmax(-1).tolist()
+                choices = self.draft.forward(rows, part).argmax(-1).tolist()
                 for branch, token in zip(branches, choices, strict=True):
                     branch.append(token)
             for _, own in forks:
@@ -226,7 +229,7 @@ class SpeculativeEngine:
             for request, paths in zip(running, drafted, strict=True)
         ]
         tree = branch_tree(len(rows), self.num_steps, self.topk, self.target.pool.device) if self.topk > 1 else None
-        logits = self.target.forward(rows, [self.target.plan(self.target.batch("verify", rows, tree=tree))])
+        logits = self.target.forward(rows, self.target.plan(self.target.batch("verify", rows, tree=tree)))
         choices: list[list[int]] = logits.argmax(-1).view(len(rows), -1).tolist()
         return choices
 
