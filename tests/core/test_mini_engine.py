@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV
 from backstamp.errors import BadInput
-from backstamp.testing.mini_engine import MAX_ROWS, POOL_TOKENS
+from backstamp.testing.admission import Request
+from backstamp.testing.mini_engine import MAX_ROWS, POOL_TOKENS, MiniEngine, Part, why
 from tests.greedy import MODELS, NEW_TOKENS, ReferenceBackend, decoder, dense_tokens, engine, prompts
 
 
@@ -64,12 +65,22 @@ def test_no_step_has_more_rows_than_asked(max_rows: int) -> None:
 
 
 def test_a_request_is_admitted_while_others_decode() -> None:
-    """Rows that decode and chunks of prompts share a step, each phase with its own batch, decode first."""
-    target, backend = decoder("llama", layers=1), ReferenceBackend()
-    engine(target, backend, max_rows=3, chunk_tokens=8).generate(prompts(), NEW_TOKENS)
-    phases = [batch.phase for batch in backend.batches]
-    assert ("decode", "prefill", "decode", "prefill") in zip(phases, phases[1:], phases[2:], phases[3:], strict=False)
-    for batch in backend.batches:
+    """A request that comes late shares a step with those that decode, each phase with its own batch, decode first."""
+    steps: list[list[Batch]] = []
+
+    class Watched(MiniEngine):
+        def forward(self, rows: Sequence[Request], parts: Sequence[Part]) -> Tensor:
+            steps.append([part.batch for part in parts])
+            return MiniEngine.forward(self, rows, parts)
+
+    target = decoder("llama", layers=1)
+    # a chunk holds every prompt, so that only admission can mix a step
+    served = Watched(target, engine(target).backends, max_rows=3, chunk_tokens=64)
+    assert served.generate(prompts(), NEW_TOKENS) == dense_tokens(target)
+    phases = [[batch.phase for batch in step] for step in steps]
+    assert ["decode", "prefill"] in phases
+    assert all(step in (["decode"], ["prefill"], ["decode", "prefill"]) for step in phases)
+    for batch in (batch for step in steps for batch in step):
         assert batch.num_tokens == int(batch.qo_indptr[-1]) == len(batch.slot_mapping)
         assert (batch.max_q_len, batch.decode_q_len) == (1, 1) or batch.phase == "prefill"
 
@@ -105,6 +116,7 @@ def test_each_group_of_layers_is_served_by_its_own_kernel() -> None:
     served = engine(target, full, windowed, features=features)
     assert served.generate(prompts(), NEW_TOKENS) == dense_tokens(target)
     assert (set(full.layers), set(windowed.layers)) == ({1, 3}, {0, 2})
+    assert "prefill: kernel_1, kernel_0 (auto (per_layer))" in why(served.backends.plan)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
+from backstamp.catalogue import build_catalogue
+from backstamp.discovery import discover
+from backstamp.errors import BadInput
+from backstamp.host import load_host, this_host
+from backstamp.launch import Requests, make_launch
+from backstamp.model import DEFAULT_CONFIG
+from backstamp.policy import Policy
+from backstamp.testing.demo import NEW_TOKENS, run_demo
+from backstamp.testing.dists import cpu_offer
+from backstamp.testing.fakes import catalogue_of, fake_plugin
 from tests.children import COMMAND, ordinary_environment
 from tests.documents import install_documented_plugin
+from tests.greedy import MODELS
 
 
 def demo(*arguments: str, path: Path | None = None) -> tuple[int, dict[str, object]]:
@@ -77,3 +90,29 @@ def test_the_demo_is_red_with_a_verify_kernel_that_is_wrong(fault: str, tmp_path
     assert report["errors"]["target verify"] > 1e-2
     healthy = install_documented_plugin(tmp_path / "healthy" / "site-packages", lambda text: text)
     assert demo(*flags, path=healthy)[0] == 0
+
+
+def test_progress_hears_of_every_token_of_every_way() -> None:
+    """The counts a progress bar gets reach the tokens asked for: plain, chain and tree."""
+    heard: dict[str, list[int]] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        heard.setdefault(what, []).append(done)
+        assert total == sum(NEW_TOKENS)
+
+    launch = make_launch(Requests(speculative_algorithm="STANDALONE", speculative_topk=2))
+    config = json.loads(files("backstamp").joinpath(DEFAULT_CONFIG).read_text("utf-8"))
+    run_demo(launch, config, this_host("cpu"), build_catalogue(discover()), progress=progress)
+    assert {name: counts[-1] for name, counts in heard.items()} == dict.fromkeys(("plain", "chain", "tree"), 192)
+    assert all(len(counts) > max(NEW_TOKENS) / 4 and counts == sorted(counts) for counts in heard.values())
+
+
+def test_the_demo_refuses_unlike_kernels_for_unlike_layers() -> None:
+    """Its speculative engine has one backend a phase, and would run one kernel where the stamps name two."""
+    features = (frozenset({"sinks"}), frozenset({"sinks", "window"}))
+    offers = [
+        replace(cpu_offer(f"kernel_{at}", "fake"), priority=90 - at, features=some) for at, some in enumerate(features)
+    ]
+    launch = make_launch(Requests(speculative_algorithm="STANDALONE"), policy=Policy(layers="per_layer"))
+    with pytest.raises(BadInput, match="target prefill: needs one kernel for all layers, got kernel_0, kernel_1"):
+        run_demo(launch, MODELS["gpt-oss"], load_host("epyc"), catalogue_of(fake_plugin("fake", offers)))

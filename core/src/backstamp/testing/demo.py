@@ -23,6 +23,7 @@ from backstamp.catalogue import Catalogue
 from backstamp.construction import RunnerBackends
 from backstamp.declarations import Role
 from backstamp.draft import DraftBackendFactory
+from backstamp.errors import BadInput
 from backstamp.host import HostFacts
 from backstamp.launch import Launch
 from backstamp.model import ModelFacts, model_from_config
@@ -130,6 +131,8 @@ def run_demo(
     draft_plan = resolve(launch, ENGINE, draft_model, host, catalogue, role="draft", target=target_plan)
     if planned is not None:
         planned(target_plan, draft_plan)
+    for plan in (target_plan, draft_plan):
+        _check_one_kernel(plan)
     target, draft = _serve(target_plan, decoder, catalogue), _serve(draft_plan, drafter, catalogue)
     with _one_thread():
         generations = _generate(target, draft, launch, progress)
@@ -154,6 +157,19 @@ def facts_of_decoder(config: Mapping[str, object], shape: DecoderConfig) -> Mode
         "sliding_window": windowed[0] if windowed else None,
     }
     return model_from_config(scaled)
+
+
+def _check_one_kernel(plan: Plan) -> None:
+    """The speculative engine has one backend a phase: unlike layers on unlike kernels are not what it would run."""
+    for row in plan.running:
+        kernels = sorted({group.kernel for group in row.groups})
+        if len(kernels) > 1:
+            raise BadInput(
+                f"demo, {plan.role} {row.phase}",
+                needed="one kernel for all layers",
+                found=", ".join(kernels),
+                fix="Ask for a key that serves them all, or leave --layers out",
+            )
 
 
 @dataclass(frozen=True, slots=True)

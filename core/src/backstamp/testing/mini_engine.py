@@ -37,13 +37,38 @@ ENGINE = backstamp.EngineFacts(
 MAX_ROWS, CHUNK_TOKENS, POOL_TOKENS = 10, 32, 2048
 
 
+def serve(
+    requests: backstamp.Requests,
+    model: backstamp.ModelFacts,
+    host: backstamp.HostFacts,
+    decoder: Decoder,
+    log: Callable[[str], None] = print,
+) -> MiniEngine:
+    """From an operator's flags to an engine. Raises `BackstampError` for what cannot be served as asked."""
+    catalogue = backstamp.build_catalogue(backstamp.discover())
+    plan = backstamp.resolve(backstamp.make_launch(requests), ENGINE, model, host, catalogue)
+    log(why(plan))
+    backends = build_backends(plan, decoder, catalogue)
+    for row in plan.running:
+        for at in range(len(row.groups)):
+            stamp = backstamp.read_stamp(backends.serving_attention_backend(row.phase, at))
+            log(f"{row.phase} is served by {stamp.kernel} of {stamp.plugin.distribution} {stamp.plugin.version}")
+    return MiniEngine(decoder, backends)
+
+
 def why(plan: backstamp.Plan) -> str:
     """Text for the log: what runs each phase and who decided, what was refused and why, what to heed."""
     lines = [f"{plan.role} of {plan.model}: pages of {plan.page_size} tokens, digest {plan.digest[:12]}"]
+    refused: dict[str, list[str]] = {}
     for row in plan.running:
-        lines.append(f"{row.phase}: {row.kernel} ({row.source})")
-        lines += [f"  not {verdict.kernel}: {verdict.message}" for verdict in row.verdicts if not verdict.accepted]
-    return "\n".join([*lines, *(f"warning {warning.code}: {warning.text}" for warning in plan.warnings)])
+        kernels = dict.fromkeys(group.kernel for group in row.groups)
+        lines.append(f"{row.phase}: {', '.join(kernels)} ({row.source})")
+        for verdict in row.verdicts:
+            if not verdict.accepted:
+                refused.setdefault(f"not {verdict.kernel}: {verdict.message}", []).append(row.phase)
+    lines += [f"{text} ({', '.join(phases)})" for text, phases in refused.items()]
+    lines += [f"warning {warning.code}: {warning.text}" for warning in plan.warnings]
+    return "\n".join(lines)
 
 
 def build_backends(plan: backstamp.Plan, decoder: Decoder, catalogue: backstamp.Catalogue) -> backstamp.RunnerBackends:
@@ -193,21 +218,3 @@ class MiniEngine:
         """One layer of one part: `q [T, Hq, Dk]` to `out [T, Hq, Dv]`, written in place."""
         backend, state = part.calls[layer.layer_id]
         backend.forward(q, kv, layer, state, out=out)
-
-
-def serve(
-    requests: backstamp.Requests,
-    model: backstamp.ModelFacts,
-    host: backstamp.HostFacts,
-    decoder: Decoder,
-    log: Callable[[str], None] = print,
-) -> MiniEngine:
-    """From an operator's flags to an engine. Raises `BackstampError` for what cannot be served as asked."""
-    catalogue = backstamp.build_catalogue(backstamp.discover())
-    plan = backstamp.resolve(backstamp.make_launch(requests), ENGINE, model, host, catalogue)
-    log(why(plan))
-    backends = build_backends(plan, decoder, catalogue)
-    for row in plan.running:
-        stamp = backstamp.read_stamp(backends.serving_attention_backend(row.phase))
-        log(f"{row.phase} is served by {stamp.kernel} of {stamp.plugin.distribution} {stamp.plugin.version}")
-    return MiniEngine(decoder, backends)
