@@ -84,10 +84,11 @@ def main() -> int:
             update(options.output, owner)
         for row in _measured(here, options.kernels, options.profile):
             rows.append(row)
+            if options.output is not None:
+                # what a later kernel ends or stalls is not lost with it
+                update(options.output, owner, lambda before: with_rows(before, rows))
             if not options.json:
                 print(_line(row), flush=True)
-        if options.output is not None:
-            update(options.output, owner, lambda before: with_rows(before, rows))
     except BadInput as refused:
         print(f"bench/dispatch.py: {refused.message}", file=sys.stderr)
         return 2

@@ -151,6 +151,20 @@ def test_nothing_runs_behind_a_lost_device(candidates, capsys: pytest.CaptureFix
     assert "nothing runs after it: RuntimeError: CUDA error" in capsys.readouterr().err
 
 
+def test_what_was_measured_before_a_run_was_stopped_is_kept(candidates, monkeypatch, tmp_path: Path) -> None:
+    """A run is long, and time on a device is dear: each line is in the record when the next one begins."""
+    dispatch, _, shape = candidates(KeyboardInterrupt())
+    every = dispatch.candidates(shape, None)[::-1]
+    path = tmp_path / "cpu.json"
+    monkeypatch.setattr(dispatch, "candidates", lambda shape, here: every)
+    monkeypatch.setattr(dispatch, "TINY", (shape,))
+    monkeypatch.setattr(dispatch, "this_host", lambda: this_host("cpu"))
+    monkeypatch.setattr(sys, "argv", ["dispatch.py", "--output", str(path)])
+    with pytest.raises(KeyboardInterrupt):
+        dispatch.main()
+    assert [row["kernel"] for row in json.loads(path.read_text("utf-8"))["dispatch"]] == ["torch_native"]
+
+
 def test_a_run_with_a_failure_exits_1(candidates, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     """And the record has it, in place of the kernel's older figures."""
     dispatch, _, shape = candidates(RuntimeError("broken"))

@@ -58,7 +58,7 @@ def compile_job(job: Job) -> dict[str, object]:
     )  # fmt: skip
     known = prepare_layer("ahead of time", job.arch, itemsize, spec, mla)
     tokens = {"prefill": 4096, "verify": 4, "decode": 1}[job.step]
-    config = tile_config(job.arch, itemsize, *job.dims, known.pack * tokens, mla)
+    config = tile_config(job.arch, itemsize, *job.dims, known.pack * tokens, mla, tokens == 1)
     decode = job.step == "decode"
     constants = {
         "GROUP": job.heads[0] // job.heads[1], "PACK": known.pack, "V_IN_K": mla, "PAGE_SIZE": job.page_size,

@@ -27,7 +27,7 @@ def test_a_tile_holds_at_least_one_token(arch):
     for dims, itemsize, group, tokens in itertools.product(DIMS, (2, 4), range(1, 130), (1, 2, 5, 4096)):
         mla = dims == (576, 512)
         pack = pack_heads(arch, itemsize, group, mla)
-        config = tile_config(arch, itemsize, *dims, pack * tokens, mla)
+        config = tile_config(arch, itemsize, *dims, pack * tokens, mla, tokens == 1)
         assert config.block_m >= pack, (dims, itemsize, group, tokens)
         assert config.block_m >= 16
         assert config.block_n >= 16
@@ -40,7 +40,7 @@ def test_keys_values_and_queries_fit_shared_memory(arch):
     for dims, itemsize, rows in itertools.product(DIMS, (2, 4), (4, 20, 60, 4096)):
         shape = (itemsize, *dims)
         mla = dims == (576, 512)
-        config = tile_config(arch, *shape, rows, mla)
+        config = tile_config(arch, *shape, rows, mla, rows <= 16)
         assert tile_bytes(arch, config, *shape, mla) <= shared_bytes(arch), (shape, rows)
         assert resident_tiles(arch, config, *shape, mla) >= 1
 
@@ -79,7 +79,8 @@ def test_a_lone_row_is_split_within_its_bounds():
 
 def test_decode_tiles_of_hopper_share_a_multiprocessor():
     """Four tiles of two warps, whose copies wait side by side; a chip of less shared memory has its own shape."""
-    config = tile_config("9.0", 2, 128, 128, 4, False)
+    config = tile_config("9.0", 2, 128, 128, 4, False, True)
     assert (config.block_m, config.block_n, config.num_warps) == (16, 64, 2)
     assert resident_tiles("9.0", config, 2, 128, 128, False) == 4
-    assert tile_config("8.0", 2, 128, 128, 4, False).num_warps == 4
+    assert tile_config("8.0", 2, 128, 128, 4, False, True).num_warps == 4
+    assert tile_config("9.0", 2, 128, 128, 16, False, False).num_warps == 4

@@ -282,15 +282,23 @@ def test_many_tiles_keep_their_keys_and_programs_stay(hopper):
     assert launch["grid"] == (132,)
 
 
-@pytest.mark.parametrize(("q_len", "pack"), [(40, 4), (127, 4), (128, 1)])
+@pytest.mark.parametrize(("q_len", "pack"), [(40, 4), (96, 4), (127, 1), (128, 1), (130, 4), (600, 1)])
 def test_heads_share_a_tile_that_one_head_leaves_part_empty(q_len, pack, hopper):
-    """From 128 tokens on a tile is one head's; below, the heads of a key head fill it."""
+    """A tile is one head's where its queries fill it, or nearly; else the heads of a key head share it."""
     _attend(dataclasses.replace(LONG, rows=((q_len, 500),)))
     (launch,) = hopper[0].launches
     assert launch["PACK"] == pack
     assert launch["HEADS"] == 8 // pack
     # tiles of 128 rows, one that the row's end may leave part empty, one for padding
     assert launch["num_slots"] == -(-q_len // (128 // pack)) + 2
+
+
+def test_short_rows_beside_a_long_one_share_tiles(hopper):
+    """A tile a head of each decoding row would be a hundred times the work of its one query."""
+    long = ((600, 600),)
+    for rows in (long, long + ((1, 300),) * 12):
+        _attend(dataclasses.replace(LONG, rows=rows))
+    assert [launch["PACK"] for launch in hopper[0].launches] == [1, 4]
 
 
 def test_every_row_count_has_slots_for_its_tiles(hopper):

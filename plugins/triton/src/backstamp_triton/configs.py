@@ -80,8 +80,12 @@ def pack_heads(arch: str, itemsize: int, group: int, v_in_k: bool) -> int:
     return -(-group // blocks)
 
 
-def tile_config(arch: str, itemsize: int, head_dim: int, v_head_dim: int, rows: int, v_in_k: bool) -> TileConfig:
+def tile_config(
+    arch: str, itemsize: int, head_dim: int, v_head_dim: int, rows: int, v_in_k: bool, one_token: bool
+) -> TileConfig:
     """The launch shape for tiles of up to `rows` queries (tokens times packed heads); it holds one token at least.
+
+    `one_token`: no row has more than one, as in decode.
 
     Measured on one H200 (triton 3.6): blocks of 128 keys against 64 are worth 13% in prefill; in decode four tiles of
     two warps and 64 keys on a multiprocessor read 2 to 5% faster than two tiles of four warps and 128.
@@ -95,7 +99,7 @@ def tile_config(arch: str, itemsize: int, head_dim: int, v_head_dim: int, rows: 
     elif v_in_k:
         # a latent of 512 keeps its accumulator in registers: few rows, short blocks
         config = TileConfig(64, 64, 8, 2) if arch in LARGE_TILE_ARCHS and rows > 16 else TileConfig(16, 32, 4, 2)
-    elif rows <= 16 and widest <= 128 and arch in LARGE_TILE_ARCHS:
+    elif one_token and rows <= 16 and widest <= 128 and arch in LARGE_TILE_ARCHS:
         config = TileConfig(16, 64, 2, 3)
     elif rows <= 64:
         block_n = 128 if rows <= 32 and widest <= 128 else 64

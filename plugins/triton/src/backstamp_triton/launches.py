@@ -69,7 +69,7 @@ def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     batch, spec = step.batch, known.spec
     rows = known.pack * max(batch.max_q_len, 1)
     shape = (chip.itemsize, spec.head_dim, spec.v_head_dim)
-    config = tile_config(chip.arch, *shape, rows, chip.v_in_k)
+    config = tile_config(chip.arch, *shape, rows, chip.v_in_k, step.one_token)
     tokens = config.block_m // known.pack
     if step.one_token:
         slots = row_tiles = max(batch.num_rows, batch.num_tokens)
@@ -89,8 +89,7 @@ def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
 def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     """One launch of the Hopper prefill kernel."""
     batch, spec = step.batch, known.spec
-    # a tile of one head reads queries row by row; heads share one where a row's tokens would leave it part empty
-    pack = 1 if batch.max_q_len >= PREFILL_TILE else known.pack
+    pack = _prefill_pack(step, known)
     config = TileConfig(PREFILL_TILE, known.prefill_block, 4, PREFILL_STAGES)
     row_tiles = -(-batch.num_tokens // (PREFILL_TILE // pack))
     group = spec.num_qo_heads // spec.num_kv_heads
@@ -101,6 +100,23 @@ def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
     slots = row_tiles + batch.num_rows + 1
     return _launch(chip, known, config, pack, splits, slots, _name(chip, spec, step, config, splits))
+
+
+def _prefill_pack(step: Step, known: PreparedLayer) -> int:
+    """Query heads of one tile: one, which reads queries row by row, or all that share a key head where that leaves
+    clearly fewer tiles, as short rows beside a long one do.
+    """
+    batch = step.batch
+    others = max(batch.num_rows - 1, 0)
+    # the host knows of every batch its longest row and all tokens: the others are taken at their mean
+    mean = -(-max(batch.num_tokens - batch.max_q_len, 0) // max(others, 1))
+    group = known.spec.num_qo_heads // known.spec.num_kv_heads
+
+    def tiles(pack: int) -> int:
+        tokens = PREFILL_TILE // pack
+        return (-(-batch.max_q_len // tokens) + others * -(-mean // tokens)) * -(-group // pack)
+
+    return known.pack if tiles(known.pack) < 0.9 * tiles(1) else 1
 
 
 def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
