@@ -17,31 +17,43 @@ FIGURE = re.compile(r"(?:(?P<name>.+): )?(?P<us>[0-9.]+) \((?P<ratio>[01]\.[0-9]
 COLUMNS = {"`xqa`, `fmha_v2`": ("xqa", "fmha_v2"), "`flashmla`": ("flashmla", "dsa")}
 
 
+#: A column of shares of a copy's bandwidth, those of `triton`.
+SHARES = "memory"
+
+
+def _cells() -> list[tuple[str, str, str]]:
+    """Work and shape, head of the column, and what the cell says: of every table of figures, where it says anything."""
+    found: list[tuple[str, str, str]] = []
+    heads: list[str] = []
+    for line in PAGE.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+        if cells and cells[0] == "work and shape":
+            heads = cells
+        elif not cells:
+            heads = []
+        elif heads and not line.startswith("|---"):
+            found += [(cells[0], head, cell) for head, cell in zip(heads[1:], cells[1:], strict=True) if cell]
+    return found
+
+
 def _figures() -> list[tuple[str, tuple[str, ...], str, str]]:
-    """Work and shape, the kernels a figure may be of, microseconds, ratio: each cell of the table of figures."""
+    """Work and shape, the kernels a figure may be of, microseconds, ratio: each cell that is no share."""
     found = []
-    lines = PAGE.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("| work and shape |"))
-    heads = [cell.strip() for cell in lines[at].strip("|").split("|")]
-    for line in lines[at + 2 :]:
-        if not line.startswith("|"):
-            break
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for head, cell in zip(heads[1:], cells[1:], strict=True):
-            told = FIGURE.fullmatch(cell)
-            if told is None:
-                assert cell == "", cell
-                continue
-            kernels = (told["name"],) if told["name"] else COLUMNS.get(head, (head.strip("`"),))
-            if head == "`triton`" and cells[0].startswith("sparse"):
-                kernels = ("dsa, Triton inside",)
-            found.append((cells[0], kernels, told["us"], told["ratio"]))
+    for place, head, cell in _cells():
+        if head == SHARES:
+            continue
+        told = FIGURE.fullmatch(cell)
+        assert told is not None, cell
+        kernels = (told["name"],) if told["name"] else COLUMNS.get(head, (head.strip("`"),))
+        if head == "`triton`" and place.startswith("sparse"):
+            kernels = ("dsa, Triton inside",)
+        found.append((place, kernels, told["us"], told["ratio"]))
     return found
 
 
 def test_the_table_has_figures() -> None:
     """A table written another way would pass for want of anything to hold."""
-    assert len(_figures()) > 80
+    assert len(_figures()) > 150
 
 
 @pytest.mark.parametrize(("place", "kernels", "us", "ratio"), _figures())
@@ -55,6 +67,14 @@ def test_a_figure_of_the_table_is_in_the_record(place: str, kernels: tuple[str, 
         if (row["work"], row["shape"]) == (work, shape) and row["kernel"] in kernels
     ]
     assert rows == [(us, ratio)]
+
+
+@pytest.mark.parametrize(("place", "share"), [(place, cell) for place, head, cell in _cells() if head == SHARES])
+def test_a_share_of_the_table_is_in_the_record(place: str, share: str) -> None:
+    """Rounded as it is told, and of what bounds the shape in that run."""
+    work, _, shape = place.partition(" ")
+    rows = [row for row in RECORD["results"] if (row["work"], row["shape"], row["kernel"]) == (work, shape, "triton")]
+    assert [(f"{row['share']:.2f}", row["bound"]) for row in rows] == [(share, "memory")]
 
 
 def test_a_line_of_the_table_is_of_one_run() -> None:
