@@ -131,6 +131,26 @@ def test_both_parts_of_a_latent_query_are_compared(part: str, change: dict[str, 
         call(checks, **given, **query | {"q_rope": None})
 
 
+CHOSEN = torch.zeros(5, 4, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [shaped(CHOSEN, size=(6, 4)), CHOSEN[0], shaped(CHOSEN, dtype=torch.int64), shaped(CHOSEN, device="meta"), None],
+    ids=lambda wrong: "None" if wrong is None else f"{tuple(wrong.shape)} {wrong.dtype} {wrong.device}",
+)
+def test_chosen_keys_are_compared_in_every_call(wrong: torch.Tensor | None, whole: list[int]) -> None:
+    """A right choice of another step is let through, another shape, dtype, device or none is refused."""
+    checks = CallChecks(request_for(replace(LATENT, family="sparse_mla"), (LATENT_LAYER,)))
+    kv = replace(STEP.kv, k=torch.zeros(4, 16, 1, 48), v=None)
+    given = {"q": torch.zeros(5, 4, 48), "kv": kv, "layer": LATENT_LAYER, "out": torch.zeros(5, 4, 16), "lse": None}
+    call(checks, **given, indices=CHOSEN)
+    call(checks, **given, indices=shaped(CHOSEN, size=(5, 8)))
+    assert whole == [0]
+    with pytest.raises(UnsupportedBatch, match="indices"):
+        call(checks, **given, indices=wrong)
+
+
 def test_a_layer_is_checked_whole_once(whole: list[int]) -> None:
     """Later calls, of the same step and of other steps and sizes, are compared alone; a new step is checked once."""
     checks = CallChecks(request_for(ABLE))

@@ -27,9 +27,9 @@ class CallChecks:
     """`check_call` for every call of one built object, at the price of a few comparisons once a call was right.
 
     A layer, its cache and its step are remembered as the objects they are, and none is kept alive: an engine that hands
-    in one `PagedKV` a layer pays for it once. Queries, outputs and LSE are compared in every call. Any other call goes
-    through `check_call` whole: ragged or chosen keys, layers that look both ways, and those with tensors of their own,
-    which may have been moved.
+    in one `PagedKV` a layer pays for it once. Queries, chosen keys, outputs and LSE are compared in every call. Any
+    other call goes through `check_call` whole: ragged keys, layers that look both ways, and those with tensors of their
+    own, which may have been moved.
     """
 
     __slots__ = ("_batch", "_known", "_request")
@@ -59,10 +59,10 @@ class CallChecks:
         """
         known = self._known.get(layer.layer_id)
         # a cache that is gone is remembered as None, and is no cache
-        if known is not None and kv is not None and new is None and indices is None and self._batch() is batch:
+        if known is not None and kv is not None and new is None and self._batch() is batch:
             if known.tokens != batch.num_tokens:
                 known = self._known[layer.layer_id] = known.of(batch.num_tokens)
-            own_layer, own_kv, _, dtype, device, q_shape, out_shape, rope_shape, lse_dtype = known
+            own_layer, own_kv, tokens, dtype, device, q_shape, out_shape, rope_shape, lse_dtype, index_dtype = known
             # spelt out, and all in one place: a call of a helper costs as much as what it would compare
             if (
                 own_layer() is layer
@@ -84,14 +84,30 @@ class CallChecks:
                     and q_rope.stride()[2] == 1
                 )
                 and (lse is None or (lse.dtype is lse_dtype and lse.shape == q_shape[:2] and lse.device == device))
+                and (
+                    indices is None
+                    if index_dtype is None
+                    else indices is not None
+                    and indices.dtype is index_dtype
+                    and indices.dim() == 2
+                    and indices.shape[0] == tokens
+                    and indices.device == device
+                )
             ):
                 return
         check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
-        if kv is not None and new is None and indices is None:
-            self._remember(q, kv, layer, batch, lse, q_rope)
+        if kv is not None and new is None:
+            self._remember(q, kv, layer, batch, lse, q_rope, indices)
 
     def _remember(
-        self, q: Tensor, kv: PagedKV, layer: LayerSpec, batch: Batch, lse: Tensor | None, q_rope: Tensor | None
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        layer: LayerSpec,
+        batch: Batch,
+        lse: Tensor | None,
+        q_rope: Tensor | None,
+        indices: Tensor | None,
     ) -> None:
         if self._batch() is not batch:
             self._batch = weakref.ref(batch)
@@ -108,6 +124,7 @@ class CallChecks:
             out_shape=(tokens, heads, layer.v_head_dim),
             rope_shape=None if q_rope is None else (tokens, heads, layer.head_dim - layer.v_head_dim),
             lse_dtype=None if lse is None else lse.dtype,
+            index_dtype=None if indices is None else indices.dtype,
         )
 
 
@@ -123,6 +140,7 @@ class _Known(NamedTuple):
     out_shape: tuple[int, int, int]
     rope_shape: tuple[int, int, int] | None
     lse_dtype: torch.dtype | None
+    index_dtype: torch.dtype | None
 
     def of(self, tokens: int) -> _Known:
         """The same in a step of another size."""

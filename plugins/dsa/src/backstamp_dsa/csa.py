@@ -14,8 +14,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
-from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp.jit_notice import Announcer
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, refusal
 from backstamp_dsa.queries import nothing_seen
 from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
 from backstamp_dsa.steps import SparseStep, renew
@@ -52,6 +53,8 @@ class CompressedAttention:
         self.index_space = INDEX_SPACE
         self._kernel = kernel
         self._request = request
+        self._check_call = CallChecks(request)
+        self._compiles = Announcer("dsv4")
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Nothing to allocate: a step refers to the batch's own tensors."""
@@ -86,7 +89,7 @@ class CompressedAttention:
     ) -> Tensor:
         """Attend one layer over its window and its compressed entries."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if kv is None or layer.window_left < 0 or q_rope is not None:
             found = f"kv {kv is not None}, window_left {layer.window_left}, q_rope {q_rope is not None}"
             raise refusal(self._request, "layer", "a cache, a window, and queries in one tensor", found)
@@ -96,7 +99,7 @@ class CompressedAttention:
         if batch.num_rows == 0 or batch.num_tokens == 0:
             return nothing_seen(out, lse)
         slots_per_page = self._kernel.slots_per_page("kv.k", kv.k)
-        with compiling("dsv4", f"{self._request.layout} {state.form}"):
+        with self._compiles.first(self._request.layout, state.form):
             near = find_slots(
                 batch,
                 state.form,

@@ -17,7 +17,8 @@ from torch import Tensor
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_call, refusal
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, refusal
 from backstamp_dsa.csa import compress_rate, sinks_of
 from backstamp_dsa.queries import nothing_seen, store_answer
 from backstamp_dsa.slots import INDEX_SPACE
@@ -53,6 +54,7 @@ class AscendV4:
         _load_operators(request)
         self.index_space = INDEX_SPACE
         self._request = request
+        self._check_call = CallChecks(request)
         self._zero = torch.zeros((), dtype=torch.bfloat16, device=request.device)
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
@@ -88,7 +90,7 @@ class AscendV4:
     ) -> Tensor:
         """Attend one layer over its window and its compressed entries."""
         batch = state.batch
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if kv is None or layer.window_left < 0 or q_rope is not None:
             found = f"kv {kv is not None}, window_left {layer.window_left}, q_rope {q_rope is not None}"
             raise refusal(self._request, "layer", "a cache, a window, and queries in one tensor", found)

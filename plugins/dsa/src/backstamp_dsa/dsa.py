@@ -14,8 +14,9 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
-from backstamp.step_checks import check_batch, check_build, check_call, refusal
+from backstamp.jit_notice import Announcer
+from backstamp.repeated_calls import CallChecks
+from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_dsa.indexer import DsaIndexer
 from backstamp_dsa.queries import nothing_seen
 from backstamp_dsa.settings import SEED, Inside
@@ -64,6 +65,8 @@ class DsaAttention:
         self.seeded = inside.seeded
         self._kernels = kernels
         self._request = request
+        self._check_call = CallChecks(request)
+        self._compiles = Announcer("dsa")
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
         """Nothing to allocate: a step refers to the batch's own tensors."""
@@ -131,7 +134,7 @@ class DsaAttention:
         batch = state.batch
         if indices is None:
             indices = state.seed
-        check_call(self._request, q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
+        self._check_call(q, kv, layer, batch, out=out, lse=lse, new=new, q_rope=q_rope, indices=indices)
         if indices is None or kv is None:
             missing = "indices" if kv is not None else "kv"
             raise refusal(self._request, missing, "a tensor: this kernel attends over chosen keys of a cache", "None")
@@ -142,7 +145,7 @@ class DsaAttention:
         served_by = self.by_phase[batch.phase]
         kernel = self._kernels[served_by]
         slots_per_page = kernel.slots_per_page(kv)
-        with compiling("dsa", f"{served_by} {self._request.dtype} {state.form}"):
+        with self._compiles.first(served_by, self._request.dtype, state.form):
             chosen = find_slots(
                 batch,
                 state.form,
