@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test test-parity lint bench clean
+.PHONY: demo test test-parity test-transformers lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -20,6 +20,10 @@ test-parity: $(VENV)/.dev
 	$(BIN)/python tests/parity_wheels/fetch.py
 	$(BIN)/python -m pytest -n 0 --durations=0 $(wildcard tests/parity_wheels/published_*.py)
 
+# the real engine on the CPU, in a venv of its own
+test-transformers: .venv-transformers/.installed
+	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest engines/transformers/tests
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,11 +35,16 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py
 
 clean:
-	rm -rf $(VENV) .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-transformers .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: requirements/demo.txt $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/demo.txt
+	touch $@
+
+.venv-transformers/.installed: requirements/transformers.txt requirements/demo.txt engines/transformers/pyproject.toml $(PACKAGES)
+	test -x .venv-transformers/bin/python || $(PYTHON) -m venv .venv-transformers
+	.venv-transformers/bin/python -m pip install --disable-pip-version-check -r requirements/transformers.txt
 	touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.demo

@@ -1,0 +1,93 @@
+"""The attention function Transformers calls in each layer, under every name of ours.
+
+In: a module, its query, keys and values, the mask that names the step, and whatever else the model hands over. Out: the
+kernel's output. What is handed over and means nothing to a kernel is refused; only what changes no number is let by.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from backstamp.attention import LayerSpec
+from backstamp_transformers.errors import NotServed
+from backstamp_transformers.masks import step_of
+from backstamp_transformers.step import Step
+
+__all__ = ["attention_forward"]
+
+
+@torch.compiler.disable
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool | None = False,
+    **unread: object,
+) -> tuple[Tensor, None]:
+    """Attend one layer: `query [B, Hq, Q, Dk]`, `key, value [B, Hk, S, D]` to `[B, Q, Hq, Dv]`.
+
+    Raises:
+        NotServed: a call that asks for gradients, dropout, weights or a bias, or that is not what the plan was told.
+        UnsupportedBatch: the kernel does not declare what the step needs.
+    """
+    who = f"{type(module).__name__}, layer {module.layer_idx}"
+    _check_call(who, query, dropout, position_bias, output_attentions)
+    step = step_of(attention_mask, who)
+    out = step.attend(query, key, value, module.layer_idx)
+    _check_layer(who, step, step.served.specs[module.layer_idx], scaling, sliding_window, softcap, s_aux, is_causal)
+    return out, None
+
+
+def _check_call(
+    who: str, query: Tensor, dropout: float, position_bias: Tensor | None, output_attentions: bool | None
+) -> None:
+    if query.requires_grad and torch.is_grad_enabled():
+        fix = "Run under torch.inference_mode() or torch.no_grad(); train with sdpa or eager"
+        raise NotServed(who, needed="a call without gradients", found="a query that requires them", fix=fix)
+    for name, given in (
+        ("dropout", dropout),
+        ("position_bias", position_bias),
+        ("output_attentions", output_attentions),
+    ):
+        if given is not None and given is not False and not (isinstance(given, float | int) and given == 0):
+            raise NotServed(who, needed=f"a call without {name}", found="one with it", fix="Use sdpa or eager for it")
+
+
+def _check_layer(
+    who: str,
+    step: Step,
+    spec: LayerSpec,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    is_causal: bool | None,
+) -> None:
+    """Hold what the model says in the call against what the kernels were told of this layer."""
+    window = -1 if sliding_window is None else sliding_window - 1
+    scale = spec.head_dim**-0.5 if scaling is None else scaling
+    # a token that sees later ones is the mask's to say; a model may only agree with it
+    said = step.causal if is_causal is None else is_causal
+    for name, told, found in (
+        ("sliding_window", spec.window_left, window),
+        ("the mask's window", spec.window_left, step.window_left),
+        ("softcap", spec.softcap, softcap or 0.0),
+        ("scaling", spec.scale, scale),
+        ("is_causal", step.causal, said),
+    ):
+        if not math.isclose(told, found):
+            raise NotServed(who, needed=f"{name} {told:g}, as the config says", found=f"{found:g}")
+    if s_aux is not spec.sinks:
+        raise NotServed(who, needed="the sinks the kernels were built with", found="others, or none")

@@ -1,0 +1,59 @@
+"""What `use` answers: the plan and the stamps of one model, and the way back.
+
+In: a model on its kernels. Out: what runs, read from the built objects; `release` gives the model its former attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from backstamp.declarations import Phase
+from backstamp.plan import Plan
+from backstamp.stamp import Stamp, read_stamp
+from backstamp_transformers.names import release
+from backstamp_transformers.served import Served
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from typing_extensions import Self
+
+__all__ = ["Handle"]
+
+
+@dataclass(slots=True)
+class Handle:
+    """One model's kernels; a context manager that releases them at its end."""
+
+    model: PreTrainedModel
+    name: str
+    served: Served
+    former: str | None
+
+    @property
+    def plan(self) -> Plan:
+        """The decision in force."""
+        return self.served.plan
+
+    @property
+    def stamps(self) -> dict[tuple[Phase, int], Stamp]:
+        """The stamp of every built object, by phase and group of like layers."""
+        backends = self.served.backends
+        objects = {} if backends is None else {**backends.objects}
+        return {place: read_stamp(built) for place, built in objects.items()}
+
+    def release(self) -> None:
+        """Give the model back what it had; a second call does nothing."""
+        if self.former is not None:
+            self.model.set_attn_implementation(self.former)
+            self.former, self.served.in_force = None, False
+            release(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()

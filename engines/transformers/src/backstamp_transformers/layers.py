@@ -1,0 +1,58 @@
+"""A model's attention layers as the call contract's `LayerSpec`s: what the facts say, and what only the modules hold.
+
+In: the model's facts and its modules. Out: one spec a full-attention layer, by layer id. The scale and the sink logits
+are a module's own; everything else is the facts', and a module that says otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import PretrainedConfig
+
+from backstamp.attention import LayerSpec
+from backstamp.model import LINEAR_FAMILIES, ModelFacts
+from backstamp_transformers.errors import NotServed
+
+__all__ = ["attention_modules", "layer_specs"]
+
+
+def attention_modules(model: nn.Module, config: PretrainedConfig) -> dict[int, nn.Module]:
+    """The modules of one config that call an attention function, by layer id."""
+    found: dict[int, nn.Module] = {}
+    for module in model.modules():
+        # the two attributes by which Transformers' own attention functions know such a module
+        if hasattr(module, "layer_idx") and hasattr(module, "num_key_value_groups") and module.config is config:
+            found.setdefault(module.layer_idx, module)
+    return found
+
+
+def layer_specs(model: nn.Module, config: PretrainedConfig, facts: ModelFacts) -> dict[int, LayerSpec]:
+    """One spec for each full-attention layer of the main model.
+
+    Raises:
+        NotServed: the modules are not those the config describes.
+    """
+    modules = attention_modules(model, config)
+    windows = sorted({group.facts.window_left for group in facts.attention_groups})
+    specs: dict[int, LayerSpec] = {}
+    for at, mixers in enumerate(facts.layers):
+        for layer in mixers:
+            if layer.family in LINEAR_FAMILIES:
+                continue
+            if at not in modules:
+                who = f"Transformers model {config.model_type}, layer {at}"
+                raise NotServed(who, needed="an attention module with layer_idx", found="none in the model")
+            module = modules[at]
+            specs[at] = LayerSpec(
+                layer_id=at,
+                num_qo_heads=layer.num_qo_heads,
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
+                v_head_dim=layer.v_head_dim,
+                scale=module.scaling,
+                group=windows.index(layer.window_left),
+                window_left=layer.window_left,
+                softcap=layer.softcap,
+                sinks=module.sinks if layer.sinks is not None else None,
+            )
+    return specs

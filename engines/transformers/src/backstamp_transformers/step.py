@@ -1,0 +1,129 @@
+"""One forward's share of the call contract: rows become a `Batch`, planned once for each kernel that serves them.
+
+In: `Rows`, and in each layer the keys and values of a dense cache. Out: attention outputs. Keys are read where they
+lie: `[B, Hk, S, D]` is a paged cache whose pages hold one token and overlap nothing, given the right strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV
+from backstamp.declarations import Phase
+from backstamp_transformers.rows import Rows
+from backstamp_transformers.served import Bounds, Served
+
+__all__ = ["Slots", "Step", "dense_slots"]
+
+
+class Slots(NamedTuple):
+    """Keys and values as slots of one token, `[P, 1, Hk, D]`, and how many slots apart two rows of the batch start."""
+
+    k: Tensor
+    v: Tensor
+    row_stride: int
+
+
+@dataclass(slots=True)
+class Step:
+    """The rows of one forward under one kind of mask, and what was planned of them.
+
+    Attributes:
+        causal: whether a token sees later ones not; `window_left` as in `LayerSpec`, -1 none.
+        states: planned states by kernel and row stride; kernels of one forward share nothing else.
+    """
+
+    served: Served
+    rows: Rows
+    causal: bool
+    window_left: int
+    device: torch.device
+    states: dict[tuple[int, int], object] = field(default_factory=dict)
+
+    @property
+    def phase(self) -> Phase:
+        """A step of one token a row is decode; every other is prefill, with or without a prefix."""
+        return "decode" if max(self.rows.q_lens) <= 1 else "prefill"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Attend one layer: `q [B, Hq, Q, Dk]`, `k, v [B, Hk, S, D]` to `[B, Q, Hq, Dv]`; pads answer zeros."""
+        num_rows, heads, q_len, _ = q.shape
+        queries = q.transpose(1, 2).flatten(0, 1)
+        if self.rows.tokens is not None:
+            queries = queries[self.rows.tokens]
+        spec, out = self._call(queries, dense_slots(k, v), layer)
+        if self.rows.tokens is not None:
+            padded = out.new_zeros(num_rows * q_len, heads, spec.v_head_dim)
+            padded[self.rows.tokens] = out
+            out = padded
+        return out.view(num_rows, q_len, heads, spec.v_head_dim)
+
+    def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
+        served, rows = self.served, self.rows
+        served.fit(Bounds(len(rows.q_lens), len(q), slots.k.shape[0], max(rows.kv_lens)), q.dtype, q.device)
+        place, spec = served.places[self.phase, layer], served.specs[layer]
+        key = (id(place.backend), slots.row_stride)
+        if key not in self.states:
+            self.states[key] = place.backend.plan(self.batch(slots.row_stride, place.index_form))
+        out = q.new_empty(len(q), spec.num_qo_heads, spec.v_head_dim)
+        place.backend.forward(q, PagedKV(k=slots.k, v=slots.v), spec, self.states[key], out=out)
+        return spec, out
+
+    def batch(self, row_stride: int, index_form: str) -> Batch:
+        """The call contract's batch; each key's page is its slot."""
+        rows = self.rows
+        q_starts = torch.tensor(rows.q_starts, dtype=torch.int32)
+        kv_lens = torch.tensor(rows.kv_lens, dtype=torch.int32)
+        firsts = [row * row_stride + first for row, first in enumerate(rows.kv_first)]
+        return Batch(
+            phase=self.phase,
+            num_rows=len(rows.q_lens),
+            num_tokens=rows.q_starts[-1],
+            max_q_len=max(rows.q_lens),
+            max_kv_len=max(rows.kv_lens),
+            qo_indptr=q_starts.to(self.device),
+            kv_lens=kv_lens.to(self.device),
+            index=_index(firsts, rows.kv_lens, index_form, self.device),
+            causal=self.causal,
+            qo_indptr_host=q_starts,
+            kv_lens_host=kv_lens,
+            token_rows=torch.repeat_interleave(torch.tensor(rows.q_lens)).to(torch.int32).to(self.device),
+        )
+
+
+def dense_slots(k: Tensor, v: Tensor) -> Slots:
+    """A dense cache as slots: token s of row b is slot `b * row_stride + s`. Copies only what strides cannot say."""
+    if not _slotted(k) or not _slotted(v) or k.stride(0) // k.stride(2) != v.stride(0) // v.stride(2):
+        k, v = k.contiguous(), v.contiguous()
+    return Slots(_as_slots(k), _as_slots(v), k.stride(0) // k.stride(2) if k.shape[0] > 1 else 0)
+
+
+def _slotted(tensor: Tensor) -> bool:
+    rows, _, _, _ = tensor.shape
+    row, _, token, last = tensor.stride()
+    return last == 1 and token > 0 and (rows == 1 or row % token == 0)
+
+
+def _as_slots(tensor: Tensor) -> Tensor:
+    num_rows, heads, length, dim = tensor.shape
+    row, head, token, _ = tensor.stride()
+    count = ((num_rows - 1) * (row // token) if num_rows > 1 else 0) + length
+    return tensor.as_strided((count, 1, heads, dim), (token, token, head, 1))
+
+
+def _index(firsts: list[int], kv_lens: list[int], form: str, device: torch.device) -> KVIndex:
+    first = torch.tensor(firsts, dtype=torch.int32, device=device)
+    if form == "csr":
+        lens = torch.tensor(kv_lens, dtype=torch.int32)
+        indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).to(torch.int32).to(device)
+        rows = torch.repeat_interleave(lens).to(device)
+        within = torch.arange(int(lens.sum()), dtype=torch.int32, device=device) - indptr[rows]
+        return KVIndex(page_size=1, kv_indptr=indptr, kv_indices=first[rows] + within)
+    table = first[:, None] + torch.arange(max(1, *kv_lens), dtype=torch.int32, device=device)
+    if form == "indirect":
+        return KVIndex(page_size=1, table=table, row_ids=torch.arange(len(firsts), device=device))
+    return KVIndex(page_size=1, page_table=table)
