@@ -65,8 +65,8 @@ def model_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
         if layer.family not in {"mha", *LINEAR_FAMILIES}:
             # the model projects latents up before it attends: no kernel of the absorbed form can be called from there
             raise NotServed(who, needed="multi-head attention layers", found=layer.family)
-        if layer.attn_type != "decoder" and group.component in ("main", "cross_attention"):
-            raise NotServed(who, needed="a decoder", found=f"{layer.attn_type} layers")
+        if layer.attn_type == "cross":
+            raise NotServed(who, needed="attention over its own tokens", found="cross-attention layers")
         if layer.chunk_tokens:
             raise NotServed(who, needed="full or sliding attention", found=f"chunks of {layer.chunk_tokens} tokens")
     return facts

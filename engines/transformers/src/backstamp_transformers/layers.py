@@ -53,6 +53,7 @@ def layer_specs(model: nn.Module, config: PretrainedConfig, facts: ModelFacts) -
                 group=windows.index(layer.window_left),
                 window_left=layer.window_left,
                 softcap=layer.softcap,
+                attn_type=layer.attn_type,
                 sinks=module.sinks if layer.sinks is not None else None,
             )
     return specs

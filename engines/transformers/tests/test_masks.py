@@ -1,0 +1,114 @@
+"""Padding and masks: served exactly or refused by name, never dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import backstamp_transformers
+from backstamp.errors import UnsupportedBatch
+from backstamp_transformers.errors import NotServed
+from engines.transformers.tests.small_models import ARCHITECTURES, padded_prompts, small_model
+
+RIGHT = torch.tensor([[1] * 12, [1] * 7 + [0] * 5, [1] * 2 + [0] * 10])
+BOTH = torch.tensor([[0] * 3 + [1] * 9, [0] * 4 + [1] * 5 + [0] * 3, [0] * 11 + [1]])
+
+
+def logits(model: PreTrainedModel, mask: Tensor | None, **more: object) -> Tensor:
+    """Logits of the same unpadded ids under a mask."""
+    ids, _ = padded_prompts()
+    with torch.inference_mode():
+        return model(ids.clamp(min=2), attention_mask=mask, use_cache=False, **more).logits
+
+
+@pytest.mark.parametrize("mask", [RIGHT, BOTH], ids=["right", "both-sides"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_padding_on_either_side_hides_the_same_tokens_as_in_eager(name: str, mask: Tensor) -> None:
+    """Real tokens see real tokens alone, wherever the padding lies."""
+    model = small_model(name)
+    wanted = logits(model, mask)
+    with backstamp_transformers.use(model, "torch_native"):
+        found = logits(model, mask)
+    real = mask.bool()
+    torch.testing.assert_close(found[real], wanted[real], rtol=1e-4, atol=1e-5)
+    assert found.isfinite().all()
+
+
+def test_a_row_of_padding_alone_is_let_by() -> None:
+    """A row without a real token has no query and no key, and disturbs no other row."""
+    model = small_model("qwen3")
+    mask = torch.ones(3, 12, dtype=torch.int64)
+    mask[1] = 0
+    wanted = logits(model, mask)
+    with backstamp_transformers.use(model, "torch_native"):
+        found = logits(model, mask)
+    torch.testing.assert_close(found[[0, 2]], wanted[[0, 2]], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_told_to_look_both_ways_does() -> None:
+    """`config.is_causal = False` makes a decoder bidirectional, and reaches the kernel."""
+    model = small_model("qwen3")
+    causal = logits(model, RIGHT)
+    model.config.is_causal = False
+    wanted = logits(model, RIGHT)
+    assert not torch.allclose(causal, wanted)
+    with backstamp_transformers.use(model, "torch_native"):
+        found = logits(model, RIGHT)
+    torch.testing.assert_close(found[RIGHT.bool()], wanted[RIGHT.bool()], rtol=1e-4, atol=1e-5)
+
+
+def no_tokens_between(mask: Tensor) -> Tensor:
+    holes = mask.clone()
+    holes[0, 5] = 0
+    return holes
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "got"),
+    [
+        (no_tokens_between(torch.ones(3, 12)), {}, "row 0 with padding between its tokens"),
+        (torch.ones(3, 1, 12, 12, dtype=torch.bool), {}, r"one of shape \[3, 1, 12, 12\]"),
+        (None, {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]] * 3)}, "another rule"),
+        (None, {"output_attentions": True}, "output_attentions"),
+    ],
+    ids=["holes", "4d", "packed", "weights"],
+)
+def test_a_mask_no_kernel_is_told_of_is_refused(mask: Tensor | None, more: dict[str, object], got: str) -> None:
+    """Custom masks, packed rows and attention weights raise at the first layer."""
+    model = small_model("qwen3")
+    with backstamp_transformers.use(model, "torch_native"), pytest.raises((NotServed, ValueError), match=got):
+        logits(model, mask, **more)
+
+
+def test_gradients_are_refused() -> None:
+    """Kernels write their outputs in place and have no backward: a silent zero gradient would be worse."""
+    model = small_model("qwen3")
+    with backstamp_transformers.use(model, "torch_native"), pytest.raises(NotServed, match="without gradients"):
+        model(padded_prompts()[0], use_cache=False)
+
+
+@pytest.mark.parametrize("field", ["sliding_window", "scaling"])
+def test_a_layer_changed_after_the_plan_is_refused(field: str) -> None:
+    """What the kernels were told of a layer is held against what the model says in every call."""
+    model = small_model("gemma3")
+    with backstamp_transformers.use(model, "torch_native"):
+        module = model.model.layers[0].self_attn
+        setattr(module, field, 5)
+        with pytest.raises(NotServed, match=field):
+            logits(model, None)
+
+
+def test_a_kernel_refuses_what_it_does_not_declare() -> None:
+    """A bidirectional step on a causal kernel is an UnsupportedBatch of the kernel's own checks."""
+    from dataclasses import replace
+
+    model = small_model("qwen3")
+    with backstamp_transformers.use(model, "torch_native") as handle:
+        backend = handle.served.places["prefill", 0].backend
+        offer = backend._request.offer
+        backend._request = replace(backend._request, offer=replace(offer, features=offer.features - {"non_causal"}))
+        model.config.is_causal = False
+        with pytest.raises(UnsupportedBatch, match="causal"):
+            logits(model, None)
