@@ -15,9 +15,9 @@ from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.discovery import discover
 from backstamp.errors import BackstampError, PluginFailed, Refused
 from backstamp.testing.dists import write_plugin
+from backstamp_transformers.admission import served_for
 from backstamp_transformers.engine_facts import TESTED, check_release
 from backstamp_transformers.errors import NotServed, UnknownImplementation, UntestedTransformers
-from backstamp_transformers.names import served_for
 from engines.transformers.tests.small_models import config_of, generate, padded_prompts, small_model
 
 
@@ -44,7 +44,7 @@ def broken_catalogue(folder: Path) -> Catalogue:
 
 def stamped(model: PreTrainedModel, name: str) -> set[str]:
     """The kernels a loaded model runs."""
-    served = served_for(model.config, name)
+    served = served_for(model.config)
     assert served.backends is not None
     return {built.backstamp_stamp.kernel for built in served.backends.objects.values()}
 
@@ -71,17 +71,17 @@ def test_two_loaded_models_share_a_name_and_no_kernel(saved: Path) -> None:
     one = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
     other = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
     assert generate(one) == generate(other)
-    assert served_for(one.config, name).backends is not served_for(other.config, name).backends
+    assert served_for(one.config).backends is not served_for(other.config).backends
 
 
 def test_a_model_that_moves_to_another_dtype_is_resolved_again(saved: Path) -> None:
     """The plan is of the dtype the model runs in, not of the one it was loaded in."""
     name = backstamp_transformers.implementation("torch_native")
     model = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
-    assert served_for(model.config, name).plan.dtype == "fp32"
+    assert served_for(model.config).plan.dtype == "fp32"
     model.to(torch.bfloat16)
     generate(model)
-    assert served_for(model.config, name).plan.dtype == "bf16"
+    assert served_for(model.config).plan.dtype == "bf16"
 
 
 def test_an_unknown_key_is_refused_before_weights_load(weightless: Path) -> None:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from backstamp.attention import LayerSpec
+from backstamp_transformers.admission import served_for
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.masks import step_of
-from backstamp_transformers.step import Step
+from backstamp_transformers.paged import PagedKeys, paged_step
+from backstamp_transformers.step import Rule
 
 __all__ = ["attention_forward"]
 
@@ -34,6 +36,9 @@ def attention_forward(
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     output_attentions: bool | None = False,
+    backstamp_kv: PagedKeys | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     **unread: object,
 ) -> tuple[Tensor, None]:
     """Attend one layer: `query [B, Hq, Q, Dk]`, `key, value [B, Hk, S, D]` to `[B, Q, Hq, Dv]`.
@@ -44,9 +49,16 @@ def attention_forward(
     """
     who = f"{type(module).__name__}, layer {module.layer_idx}"
     _check_call(who, query, dropout, position_bias, output_attentions)
-    step = step_of(attention_mask, who)
-    out = step.attend(query, key, value, module.layer_idx)
-    _check_layer(who, step, step.served.specs[module.layer_idx], scaling, sliding_window, softcap, s_aux, is_causal)
+    if backstamp_kv is None:
+        step = step_of(attention_mask, who)
+        out = step.attend(query, key, value, module.layer_idx)
+        served, rule = step.served, step.rule
+    else:
+        served = served_for(module.config)
+        out = paged_step(served, cu_seq_lens_q).attend(query, backstamp_kv, cu_seq_lens_k, module.layer_idx)
+        # a paged cache has no mask: its windows are the cache's own
+        rule = Rule(True, served.specs[module.layer_idx].window_left)
+    _check_layer(who, rule, served.specs[module.layer_idx], scaling, sliding_window, softcap, s_aux, is_causal)
     return out, None
 
 
@@ -67,7 +79,7 @@ def _check_call(
 
 def _check_layer(
     who: str,
-    step: Step,
+    rule: Rule,
     spec: LayerSpec,
     scaling: float | None,
     sliding_window: int | None,
@@ -79,13 +91,13 @@ def _check_layer(
     window = -1 if sliding_window is None else sliding_window - 1
     scale = spec.head_dim**-0.5 if scaling is None else scaling
     # a token that sees later ones is the mask's to say; a model may only agree with it
-    said = step.causal if is_causal is None else is_causal
+    said = rule.causal if is_causal is None else is_causal
     for name, told, found in (
         ("sliding_window", spec.window_left, window),
-        ("the mask's window", spec.window_left, step.window_left),
+        ("the mask's window", spec.window_left, rule.window_left),
         ("softcap", spec.softcap, softcap or 0.0),
         ("scaling", spec.scale, scale),
-        ("is_causal", step.causal, said),
+        ("is_causal", rule.causal, said),
     ):
         if not math.isclose(told, found):
             raise NotServed(who, needed=f"{name} {told:g}, as the config says", found=f"{found:g}")

@@ -9,11 +9,12 @@ from transformers import PreTrainedModel
 
 from backstamp.catalogue import Catalogue
 from backstamp.policy import Policy
+from backstamp_transformers.admission import admit, owner_of
 from backstamp_transformers.asked import Asked
 from backstamp_transformers.engine_facts import check_release
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.handle import Handle
-from backstamp_transformers.names import admit, owner_of, register, release
+from backstamp_transformers.names import register, release
 
 __all__ = ["implementation", "use"]
 

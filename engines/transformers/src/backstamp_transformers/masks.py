@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +22,11 @@ from transformers.masking_utils import (
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.rows import read_rows
 from backstamp_transformers.served import Served
-from backstamp_transformers.step import Step
+from backstamp_transformers.step import Rule, Step
 
 __all__ = ["mask_for", "step_of"]
 
 _steps: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
-class _Rule(NamedTuple):
-    """Who sees whom, as far as a kernel knows it."""
-
-    causal: bool
-    window_left: int
 
 
 def mask_for(
@@ -56,7 +48,7 @@ def mask_for(
     rule = _rule_of(mask_function, local_size)
     rows = read_rows(batch_size, q_length, int(q_offset), int(kv_offset), attention_mask)
     mask = torch.empty((0, 0, 0, 0), dtype=torch.bool, device=device)
-    _steps[mask] = Step(served, rows, rule.causal, rule.window_left, device)
+    _steps[mask] = Step(served, rows, rule, device)
     return mask
 
 
@@ -78,14 +70,14 @@ def step_of(mask: Tensor | None, who: str) -> Step:
     )
 
 
-def _rule_of(mask_function: Callable[..., object], window: int | None) -> _Rule:
+def _rule_of(mask_function: Callable[..., object], window: int | None) -> Rule:
     if mask_function is causal_mask_function:
-        return _Rule(True, -1)
+        return Rule(True, -1)
     if mask_function is bidirectional_mask_function:
-        return _Rule(False, -1)
+        return Rule(False, -1)
     if window is not None and _alike(mask_function, sliding_window_causal_mask_function(window)):
         # Transformers' window counts the token itself
-        return _Rule(True, window - 1)
+        return Rule(True, window - 1)
     name = mask_function.__qualname__ if isinstance(mask_function, FunctionType) else repr(mask_function)
     raise NotServed(
         "attention mask",

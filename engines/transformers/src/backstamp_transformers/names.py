@@ -1,31 +1,28 @@
 """Where Transformers' registries meet ours: a name becomes an attention function, a mask function and an admission.
 
-In: a name and what was asked under it. Out: entries in `AttentionInterface` and `AttentionMaskInterface`, both or none:
-with the first alone, Transformers drops padding in silence. A model is admitted, its request resolved, where
-Transformers checks its implementation, which is before it loads weights. Nothing is patched before a name is asked for.
+In: what was asked. Out: a name in `AttentionInterface` and in `AttentionMaskInterface`, both or none: with the first
+alone, Transformers drops padding in silence. A model is admitted, its request resolved, where Transformers checks its
+implementation, which is before it loads weights. Nothing is patched before a name is asked for, and what is patched
+does what it did for every other name.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
+from torch import Tensor
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from backstamp_transformers.admission import admit, is_admitted, served_for
 from backstamp_transformers.asked import PREFIX, Asked, asked_as, forget, name_for
 from backstamp_transformers.attend import attention_forward
-from backstamp_transformers.errors import NotServed
+from backstamp_transformers.continuous import open_continuous_batching
 from backstamp_transformers.masks import mask_for
-from backstamp_transformers.served import Served
 
-__all__ = ["admit", "owner_of", "register", "release", "served_for"]
+__all__ = ["register", "release"]
 
-#: What runs each config's model. A value holds its config and its model weakly, so that nothing here keeps them alive.
-_served: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _checked_by_transformers: Final = PreTrainedModel.get_correct_attn_implementation
 
 
@@ -33,8 +30,9 @@ def register(asked: Asked) -> str:
     """A new name for a request, known to Transformers."""
     name = name_for(asked)
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, partial(_mask, name))
+    AttentionMaskInterface.register(name, _mask)
     PreTrainedModel.get_correct_attn_implementation = _check_and_admit
+    open_continuous_batching()
     return name
 
 
@@ -45,54 +43,16 @@ def release(name: str) -> None:
     forget(name)
 
 
-def owner_of(config: PretrainedConfig) -> nn.Module | None:
-    """The model a config is served for; None where nobody serves it, or its model is gone."""
-    served = _served.get(config)
-    return served.model() if served is not None and served.in_force else None
-
-
-def admit(model: PreTrainedModel, name: str, dtype: torch.dtype, device: torch.device) -> Served:
-    """Resolve a model's request and remember who serves its config.
-
-    Raises:
-        BackstampError: nothing serves it as asked.
-    """
-    config = model.config
-    served = Served.admit(model, config, asked_as(name), dtype, device)
-    _served[config] = served
-    return served
-
-
-def served_for(config: PretrainedConfig, name: str) -> Served:
-    """What serves the model of a config.
-
-    Raises:
-        NotServed: a config that no model was admitted with, or under another name.
-    """
-    served = _served.get(config)
-    if served is not None and served.asked is asked_as(name):
-        return served
-    raise NotServed(
-        f"Transformers model {config.model_type}, attn_implementation={name!r}",
-        needed="a model that was loaded with it, or given to backstamp_transformers.use()",
-        found="a config set by hand",
-    )
-
-
 def _check_and_admit(self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False) -> str:
     """Transformers' own check of a model's implementation, with ours before it where the name is ours."""
-    if requested_attention is not None and requested_attention.startswith(PREFIX):
-        known = _served.get(self.config)
-        # a model's inner parts share its config: the outermost was admitted first
-        if known is None or known.asked is not asked_as(requested_attention):
-            asked = asked_as(requested_attention)
-            device = torch.device(asked.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-            admit(self, requested_attention, _dtype_of(self.config), device)
+    name = requested_attention
+    if name is not None and name.startswith(PREFIX) and not is_admitted(self.config, name):
+        device = torch.device(asked_as(name).device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        admit(self, name, _dtype_of(self.config), device)
     return _checked_by_transformers(self, requested_attention, is_init_check)
 
 
 def _mask(
-    name: str,
     *,
     batch_size: int,
     q_length: int,
@@ -105,10 +65,9 @@ def _mask(
     device: torch.device,
     **unread: object,
 ) -> Tensor:
-    """The mask function of one name, as `AttentionMaskInterface` calls it."""
-    served = served_for(config, name)
+    """The mask function of every name, as `AttentionMaskInterface` calls it."""
     return mask_for(
-        served, batch_size, q_length, q_offset, kv_offset, mask_function, attention_mask, local_size, device
+        served_for(config), batch_size, q_length, q_offset, kv_offset, mask_function, attention_mask, local_size, device
     )
 
 

@@ -6,7 +6,6 @@ meets padding. A mask that is no single run of real tokens a row is refused.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -30,11 +29,6 @@ class Rows(NamedTuple):
     kv_lens: list[int]
     kv_first: list[int]
     tokens: Tensor | None
-
-    @property
-    def q_starts(self) -> list[int]:
-        """Exclusive cumulative query lengths, `B + 1` of them."""
-        return [0, *accumulate(self.q_lens)]
 
 
 def read_rows(num_rows: int, q_len: int, q_offset: int, kv_offset: int, mask: Tensor | None) -> Rows:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backstamp.attention import Batch, KVIndex, LayerSpec, PagedKV
-from backstamp.declarations import Phase
+from backstamp.attention import Batch, LayerSpec, PagedKV
+from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
 from backstamp_transformers.rows import Rows
 from backstamp_transformers.served import Bounds, Served
 
-__all__ = ["Slots", "Step", "dense_slots"]
+__all__ = ["Rule", "Slots", "Step", "dense_slots"]
 
 
 class Slots(NamedTuple):
@@ -28,26 +28,27 @@ class Slots(NamedTuple):
     row_stride: int
 
 
+class Rule(NamedTuple):
+    """Who sees whom, as far as a kernel knows it; `window_left` as in `LayerSpec`, -1 none."""
+
+    causal: bool
+    window_left: int
+
+
 @dataclass(slots=True)
 class Step:
     """The rows of one forward under one kind of mask, and what was planned of them.
 
     Attributes:
-        causal: whether a token sees later ones not; `window_left` as in `LayerSpec`, -1 none.
+        rule: what the mask of this forward says.
         states: planned states by kernel and row stride; kernels of one forward share nothing else.
     """
 
     served: Served
     rows: Rows
-    causal: bool
-    window_left: int
+    rule: Rule
     device: torch.device
     states: dict[tuple[int, int], object] = field(default_factory=dict)
-
-    @property
-    def phase(self) -> Phase:
-        """A step of one token a row is decode; every other is prefill, with or without a prefix."""
-        return "decode" if max(self.rows.q_lens) <= 1 else "prefill"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """Attend one layer: `q [B, Hq, Q, Dk]`, `k, v [B, Hk, S, D]` to `[B, Q, Hq, Dv]`; pads answer zeros."""
@@ -65,34 +66,19 @@ class Step:
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
         served, rows = self.served, self.rows
         served.fit(Bounds(len(rows.q_lens), len(q), slots.k.shape[0], max(rows.kv_lens)), q.dtype, q.device)
-        place, spec = served.places[self.phase, layer], served.specs[layer]
+        place, spec = served.places[phase_of(rows.q_lens), layer], served.specs[layer]
         key = (id(place.backend), slots.row_stride)
         if key not in self.states:
-            self.states[key] = place.backend.plan(self.batch(slots.row_stride, place.index_form))
+            self.states[key] = place.backend.plan(self._batch(slots.row_stride, place.index_form))
         out = q.new_empty(len(q), spec.num_qo_heads, spec.v_head_dim)
         place.backend.forward(q, PagedKV(k=slots.k, v=slots.v), spec, self.states[key], out=out)
         return spec, out
 
-    def batch(self, row_stride: int, index_form: str) -> Batch:
-        """The call contract's batch; each key's page is its slot."""
+    def _batch(self, row_stride: int, index_form: str) -> Batch:
         rows = self.rows
-        q_starts = torch.tensor(rows.q_starts, dtype=torch.int32)
-        kv_lens = torch.tensor(rows.kv_lens, dtype=torch.int32)
         firsts = [row * row_stride + first for row, first in enumerate(rows.kv_first)]
-        return Batch(
-            phase=self.phase,
-            num_rows=len(rows.q_lens),
-            num_tokens=rows.q_starts[-1],
-            max_q_len=max(rows.q_lens),
-            max_kv_len=max(rows.kv_lens),
-            qo_indptr=q_starts.to(self.device),
-            kv_lens=kv_lens.to(self.device),
-            index=_index(firsts, rows.kv_lens, index_form, self.device),
-            causal=self.causal,
-            qo_indptr_host=q_starts,
-            kv_lens_host=kv_lens,
-            token_rows=torch.repeat_interleave(torch.tensor(rows.q_lens)).to(torch.int32).to(self.device),
-        )
+        index = index_of_runs(firsts, rows.kv_lens, index_form, self.device)
+        return make_batch(rows.q_lens, rows.kv_lens, self.rule.causal, index, self.device)
 
 
 def dense_slots(k: Tensor, v: Tensor) -> Slots:
@@ -113,17 +99,3 @@ def _as_slots(tensor: Tensor) -> Tensor:
     row, head, token, _ = tensor.stride()
     count = ((num_rows - 1) * (row // token) if num_rows > 1 else 0) + length
     return tensor.as_strided((count, 1, heads, dim), (token, token, head, 1))
-
-
-def _index(firsts: list[int], kv_lens: list[int], form: str, device: torch.device) -> KVIndex:
-    first = torch.tensor(firsts, dtype=torch.int32, device=device)
-    if form == "csr":
-        lens = torch.tensor(kv_lens, dtype=torch.int32)
-        indptr = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).to(torch.int32).to(device)
-        rows = torch.repeat_interleave(lens).to(device)
-        within = torch.arange(int(lens.sum()), dtype=torch.int32, device=device) - indptr[rows]
-        return KVIndex(page_size=1, kv_indptr=indptr, kv_indices=first[rows] + within)
-    table = first[:, None] + torch.arange(max(1, *kv_lens), dtype=torch.int32, device=device)
-    if form == "indirect":
-        return KVIndex(page_size=1, table=table, row_ids=torch.arange(len(firsts), device=device))
-    return KVIndex(page_size=1, page_table=table)
