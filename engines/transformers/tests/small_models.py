@@ -23,6 +23,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 __all__ = [
@@ -71,6 +73,21 @@ ARCHITECTURES = {
     # logits of these weights reach about 3: a cap of 2 shows
     "gemma2": Architecture(Gemma2Config, Gemma2ForCausalLM, {"sliding_window": WINDOW, "attn_logit_softcapping": 2.0}),
     "gemma3": Architecture(Gemma3TextConfig, Gemma3ForCausalLM, {"sliding_window": WINDOW, "layer_types": _ALTERNATE}),
+    "qwen3_next": Architecture(
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
     "gpt_oss": Architecture(
         GptOssConfig,
         GptOssForCausalLM,

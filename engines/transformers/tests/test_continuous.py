@@ -12,6 +12,9 @@ from backstamp_transformers.errors import NotServed
 from backstamp_transformers.paged import PagedKeys
 from engines.transformers.tests.small_models import ARCHITECTURES, NEW_TOKENS, small_model
 
+#: Transformers 5.24 has no paged states: it refuses hybrid models whatever their attention is.
+PAGED = sorted(ARCHITECTURES.keys() - {"qwen3_next"})
+
 
 def requests() -> list[list[int]]:
     """Prompts from one token to longer than a window, a page and a step."""
@@ -55,7 +58,7 @@ def where(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("key", ["torch_native", "flex_attention"])
 # Transformers' own paged attention on the CPU drops Gemma 2's softcap: that model is held against `generate` below
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"gemma2"}))
+@pytest.mark.parametrize("name", sorted({*PAGED} - {"gemma2"}))
 def test_requests_give_the_tokens_of_paged_eager(name: str, key: str) -> None:
     """Chunked prompts, mixed steps, sliding rings and sinks: each request's tokens are `eager`'s."""
     model = small_model(name)
@@ -64,7 +67,7 @@ def test_requests_give_the_tokens_of_paged_eager(name: str, key: str) -> None:
         assert serve(model) == wanted
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", PAGED)
 def test_requests_give_the_tokens_of_generate(name: str) -> None:
     """A request's tokens do not depend on what shares its steps."""
     model = small_model(name)

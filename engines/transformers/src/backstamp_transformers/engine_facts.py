@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from transformers import PretrainedConfig
 
 from backstamp.engine import EngineFacts
-from backstamp.model import LINEAR_FAMILIES, ModelFacts, model_from_config
+from backstamp.model import ModelFacts, model_from_config
 from backstamp_transformers.errors import NotServed, UntestedTransformers
 
 __all__ = ["ENGINE", "TESTED", "check_release", "model_facts"]
@@ -62,9 +62,9 @@ def model_facts(config: PretrainedConfig, dtype: str) -> ModelFacts:
     facts = model_from_config(config.to_dict(), who, _DTYPES[dtype])
     for group in facts.groups:
         layer = group.facts
-        if layer.family not in {"mha", *LINEAR_FAMILIES}:
-            # the model projects latents up before it attends: no kernel of the absorbed form can be called from there
-            raise NotServed(who, needed="multi-head attention layers", found=layer.family)
+        # a model projects latents up before it attends: no kernel of the absorbed form can be called from there
+        if layer.family not in ("mha", "gdn"):
+            raise NotServed(who, needed="multi-head attention or gated delta net layers", found=layer.family)
         if layer.attn_type == "cross":
             raise NotServed(who, needed="attention over its own tokens", found="cross-attention layers")
         if layer.chunk_tokens:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from backstamp.declarations import Phase
 from backstamp.plan import Plan
 from backstamp.stamp import Stamp, read_stamp
+from backstamp_transformers.linear import detach
 from backstamp_transformers.names import release
 from backstamp_transformers.served import Served
 
@@ -38,14 +39,20 @@ class Handle:
 
     @property
     def stamps(self) -> dict[tuple[Phase, int], Stamp]:
-        """The stamp of every built object, by phase and group of like layers."""
+        """The stamp of every built attention kernel, by phase and group of like layers."""
         backends = self.served.backends
-        objects = {} if backends is None else {**backends.objects}
-        return {place: read_stamp(built) for place, built in objects.items()}
+        return {} if backends is None else {at: read_stamp(built) for at, built in backends.objects.items()}
+
+    @property
+    def linear_stamps(self) -> dict[tuple[Phase, int], Stamp]:
+        """The stamp of every built linear kernel, by phase and group of like linear layers."""
+        backends = self.served.backends
+        return {} if backends is None else {at: read_stamp(built) for at, built in backends.linear_objects.items()}
 
     def release(self) -> None:
         """Give the model back what it had; a second call does nothing."""
         if self.former is not None:
+            detach(self.served)
             self.model.set_attn_implementation(self.former)
             self.former, self.served.in_force = None, False
             release(self.name)

@@ -13,7 +13,7 @@ from backstamp.attention import LayerSpec
 from backstamp.model import LINEAR_FAMILIES, ModelFacts
 from backstamp_transformers.errors import NotServed
 
-__all__ = ["attention_modules", "layer_specs"]
+__all__ = ["attention_modules", "layer_specs", "linear_specs"]
 
 
 def attention_modules(model: nn.Module, config: PretrainedConfig) -> dict[int, nn.Module]:
@@ -57,3 +57,20 @@ def layer_specs(model: nn.Module, config: PretrainedConfig, facts: ModelFacts) -
                 sinks=module.sinks if layer.sinks is not None else None,
             )
     return specs
+
+
+def linear_specs(facts: ModelFacts) -> dict[int, LayerSpec]:
+    """One spec for each linear layer of the main model: key heads as `num_qo_heads`, value heads as `num_kv_heads`."""
+    return {
+        at: LayerSpec(
+            layer_id=at,
+            num_qo_heads=layer.num_qo_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            v_head_dim=layer.v_head_dim,
+            scale=layer.head_dim**-0.5,
+        )
+        for at, mixers in enumerate(facts.layers)
+        for layer in mixers
+        if layer.family in LINEAR_FAMILIES
+    }

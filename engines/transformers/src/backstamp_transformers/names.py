@@ -19,6 +19,7 @@ from backstamp_transformers.admission import admit, is_admitted, served_for
 from backstamp_transformers.asked import PREFIX, Asked, asked_as, forget, name_for
 from backstamp_transformers.attend import attention_forward
 from backstamp_transformers.continuous import open_continuous_batching
+from backstamp_transformers.linear import attach
 from backstamp_transformers.masks import mask_for
 
 __all__ = ["register", "release"]
@@ -66,8 +67,11 @@ def _mask(
     **unread: object,
 ) -> Tensor:
     """The mask function of every name, as `AttentionMaskInterface` calls it."""
+    served = served_for(config)
+    # the first thing of ours a forward meets, before any layer
+    attach(served)
     return mask_for(
-        served_for(config), batch_size, q_length, q_offset, kv_offset, mask_function, attention_mask, local_size, device
+        served, batch_size, q_length, q_offset, kv_offset, mask_function, attention_mask, local_size, device
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig
 
 from backstamp.attention import AttentionBackend, LayerSpec
@@ -25,7 +26,7 @@ from backstamp.resolution import resolve
 from backstamp_transformers.asked import Asked
 from backstamp_transformers.engine_facts import ENGINE, model_facts
 from backstamp_transformers.errors import NotServed, in_engine_idiom
-from backstamp_transformers.layers import layer_specs
+from backstamp_transformers.layers import layer_specs, linear_specs
 
 __all__ = ["PHASES", "Bounds", "Place", "Served"]
 
@@ -62,6 +63,7 @@ class Served:
         plan, catalogue: the decision and what it was made on.
         backends: what was built, None before the first step.
         specs: the layers by id, empty before the first step; `places` what serves each of them.
+        linear_specs, linear_places: the same of the linear layers; `hooks` are on their modules.
         in_force: False once it was released.
     """
 
@@ -76,6 +78,9 @@ class Served:
     backends: RunnerBackends | None = None
     specs: dict[int, LayerSpec] = field(default_factory=dict)
     places: dict[tuple[Phase, int], Place] = field(default_factory=dict)
+    linear_specs: dict[int, LayerSpec] = field(default_factory=dict)
+    linear_places: dict[tuple[Phase, int], object] = field(default_factory=dict)
+    hooks: list[RemovableHandle] = field(default_factory=list)
     in_force: bool = True
 
     @classmethod
@@ -107,10 +112,10 @@ class Served:
         if model is None:
             raise NotServed(f"Transformers model {config.model_type}", needed="the model in memory", found="none")
         facts = model_facts(config, str(self.dtype))
-        self.specs = layer_specs(model, config, facts)
+        self.specs, self.linear_specs = layer_specs(model, config, facts), linear_specs(facts)
         shape = RunnerShape(
             device=str(self.device),
-            layers=tuple(self.specs.values()),
+            layers=(*self.specs.values(), *self.linear_specs.values()),
             max_rows=self.bounds.rows,
             max_tokens=self.bounds.tokens,
             max_pages=self.bounds.pages,
@@ -119,6 +124,20 @@ class Served:
         with in_engine_idiom():
             self.backends = build(self.plan, shape, self.catalogue)
         self.places = dict(self._places(self.backends))
+        rows = self.plan.linear.rows if self.plan.linear is not None else ()
+        self.linear_places = {
+            (row.phase, layer): self.backends.serving_linear_backend(row.phase, at)
+            for row in rows
+            if row.phase in PHASES
+            for at, group in enumerate(row.groups)
+            for layer in group.layers
+        }
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        """The layers whose recurrence the plan gives a kernel."""
+        rows = self.plan.linear.rows if self.plan.linear is not None else ()
+        return tuple(sorted({layer for row in rows for group in row.groups for layer in group.layers}))
 
     def _places(self, backends: RunnerBackends) -> list[tuple[tuple[Phase, int], Place]]:
         found = []

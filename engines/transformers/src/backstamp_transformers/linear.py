@@ -1,0 +1,163 @@
+"""Gated delta rules of a hybrid model on the resolved linear kernels, in place of Transformers' own two functions.
+
+In: a served model. Out: its linear layers' outputs, and the states its cache keeps. Transformers' layers call their
+rule as a function of their module, without saying which layer calls: hooks say so, on this model's layers alone, and
+the function does what it did for everyone else. The convolution and its windows stay the layer's own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from backstamp.attention import ComputedGates, LinearBackend, LinearBatch, StatePool
+from backstamp_transformers.errors import NotServed
+from backstamp_transformers.served import Bounds, Served
+
+__all__ = ["attach", "detach"]
+
+_RULES: Final = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+
+
+class _Calling(NamedTuple):
+    """The layer whose forward is running."""
+
+    served: Served
+    layer: int
+
+
+class _Thread(threading.local):
+    """Continuous batching runs models in a thread of its own."""
+
+    calling: _Calling | None = None
+
+
+_thread = _Thread()
+
+
+def attach(served: Served) -> None:
+    """Have a model's linear layers call our kernels; a second call does nothing.
+
+    Raises:
+        NotServed: a linear layer whose rule this module does not know.
+    """
+    model = served.model()
+    if served.hooks or not served.linear_layers or model is None:
+        return
+    found = {
+        module.layer_idx: module
+        for module in model.modules()
+        if hasattr(module, "layer_idx") and module.layer_idx in served.linear_layers and hasattr(module, "A_log")
+    }
+    for layer in served.linear_layers:
+        module = found.get(layer)
+        if module is None or not _open(module):
+            who = f"{type(model).__name__}, layer {layer}"
+            raise NotServed(who, needed=f"a gated delta net that calls {_RULES[0]}", found="another linear layer")
+        served.hooks.append(module.register_forward_pre_hook(_enter(served, layer)))
+        served.hooks.append(module.register_forward_hook(_leave, always_call=True))
+
+
+def detach(served: Served) -> None:
+    """Give the layers back their own rule."""
+    for hook in served.hooks:
+        hook.remove()
+    served.hooks.clear()
+
+
+def _enter(served: Served, layer: int) -> Callable[[nn.Module, object], None]:
+    def enter(module: nn.Module, inputs: object) -> None:
+        _thread.calling = _Calling(served, layer)
+
+    return enter
+
+
+def _leave(module: nn.Module, inputs: object, output: object) -> None:
+    _thread.calling = None
+
+
+def _open(module: nn.Module) -> bool:
+    """Put a switch before the two rules of the module a layer's class is written in; False where they are not there."""
+    source = vars(sys.modules[type(module).__module__])
+    for name in _RULES:
+        if name not in source:
+            return False
+        if not isinstance(source[name], _Switch):
+            source[name] = _Switch(source[name])
+    return True
+
+
+class _Switch:
+    """One of Transformers' rules, which a served layer's call does not reach."""
+
+    def __init__(self, rule: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
+        self._rule = rule
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **given: object) -> tuple[Tensor, Tensor | None]:
+        calling = _thread.calling
+        return self._rule(query, key, value, **given) if calling is None else _run(calling, query, key, value, **given)
+
+
+def _run(
+    calling: _Calling,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: Tensor | None = None,
+    **unread: object,
+) -> tuple[Tensor, Tensor | None]:
+    """One layer: `query, key [B, S, H, K]`, `value [B, S, HV, V]` to `[B, S, HV, V]` and states `[B, HV, K, V]`."""
+    served, layer = calling
+    who = f"gated delta rule, layer {layer}"
+    if not use_qk_l2norm_in_kernel:
+        raise NotServed(
+            who, needed="queries and keys that the kernel normalises", found="use_qk_l2norm_in_kernel=False"
+        )
+    if cu_seqlens is not None:
+        raise NotServed(who, needed="rows of one length", found="packed rows (cu_seq_lens_q)")
+    num_rows, length = value.shape[:2]
+    served.fit(Bounds(num_rows, num_rows * length, 1, 1), query.dtype, query.device)
+    phase: Literal["prefill", "decode"] = "decode" if length == 1 and initial_state is not None else "prefill"
+    backend, spec = served.linear_places[phase, layer], served.linear_specs[layer]
+    offsets = torch.arange(num_rows + 1, dtype=torch.int32) * length
+    slots = torch.arange(num_rows, dtype=torch.int32, device=query.device)
+    batch = LinearBatch(
+        phase=phase,
+        num_rows=num_rows,
+        num_tokens=num_rows * length,
+        qo_indptr=offsets.to(query.device),
+        slots=slots,
+        has_state=torch.full((num_rows,), initial_state is not None, device=query.device),
+        qo_indptr_host=offsets,
+        max_q_len=length,
+    )
+    pool = _pool(served, initial_state, value, spec.head_dim)
+    out = value.new_empty(num_rows * length, *value.shape[2:])
+    gates = ComputedGates(g=g.flatten(0, 1).float().contiguous(), beta=beta.flatten(0, 1).contiguous())
+    q, k, v = (part.flatten(0, 1).contiguous() for part in (query, key, value))
+    linear = cast("LinearBackend[object]", backend)
+    linear.forward(q, k, v, gates, spec, linear.plan(batch), pool=pool, slots=slots, out=out)
+    states = pool.ssm.transpose(-1, -2) if pool.order == "vk" else pool.ssm
+    return out.view(value.shape), states.contiguous() if output_final_state else None
+
+
+def _pool(served: Served, states: Tensor | None, value: Tensor, key_dim: int) -> StatePool:
+    """The rows' states in the order the plan settled on; the cache keeps them `[B, HV, K, V]`, in fp32 as a rule."""
+    if states is None:
+        rows, _, heads, value_dim = value.shape
+        states = value.new_zeros(rows, heads, key_dim, value_dim, dtype=torch.float32)
+    order = cast('Literal["vk", "kv"]', dict(served.plan.layouts)["linear"])
+    # the kernel writes in place, and the cache takes back what the call answers
+    turned = states.transpose(-1, -2) if order == "vk" else states
+    return StatePool(ssm=turned.clone(memory_format=torch.contiguous_format), order=order)
