@@ -34,6 +34,7 @@ __all__ = [
     "generate",
     "one_token_at_a_time",
     "padded_prompts",
+    "small_draft",
     "small_model",
 ]
 
@@ -116,6 +117,12 @@ def small_model(name: str, seed: int = 0, **changes: object) -> PreTrainedModel:
                 weight.uniform_(0.5, 2.0, generator=draw)
     model.set_attn_implementation("eager")
     return model
+
+
+def small_draft(name: str) -> PreTrainedModel:
+    """A model of half the layers, which drafts for the whole one."""
+    kinds = ARCHITECTURES[name].beside.get("layer_types")
+    return small_model(name, num_hidden_layers=2, **({"layer_types": kinds[:2]} if kinds else {}))
 
 
 def padded_prompts(seed: int = 3, rows: int = 3, length: int = 12) -> tuple[Tensor, Tensor]:

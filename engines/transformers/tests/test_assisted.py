@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 import backstamp_transformers
-from engines.transformers.tests.small_models import generate, padded_prompts, small_model
+from engines.transformers.tests.small_models import ARCHITECTURES, generate, padded_prompts, small_draft, small_model
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+# hybrid models have states, which Transformers cannot take back to an earlier token
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"qwen3_next"}))
 def test_a_draft_of_its_own_key_gives_the_targets_tokens(name: str) -> None:
     """Drafted tokens are verified in chunks over the target's prefix; what is kept is what the target alone says."""
-    target, draft = small_model(name), small_model(name, num_hidden_layers=2)
+    target, draft = small_model(name), small_draft(name)
     prompts = padded_prompts(rows=1)
     wanted = generate(target, prompts)
     with (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 import backstamp_transformers
 from engines.transformers.tests.small_models import (
     ARCHITECTURES,
+    config_of,
     generate,
     one_token_at_a_time,
     padded_prompts,
@@ -114,6 +117,21 @@ def test_two_models_with_different_keys_do_not_disturb_each_other() -> None:
         second.release()
         assert generate(one, prompts) == wanted[0]
         assert generate(other, prompts) == wanted[1]
+
+
+def test_only_the_language_model_of_a_composite_model_is_served() -> None:
+    """A vision tower keeps its own attention: a plan of the language model says nothing of it."""
+    text = config_of("gemma3")
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config=text.to_dict(), vision_config=vision)
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.set_attn_implementation("eager")
+    wanted = generate(model)
+    with backstamp_transformers.use(model, "torch_native") as handle:
+        assert handle.plan.model == "gemma3_text"
+        assert model.config.vision_config._attn_implementation == "eager"
+        assert generate(model) == wanted
 
 
 def test_kernels_grow_with_the_batch() -> None:

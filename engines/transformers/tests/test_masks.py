@@ -112,3 +112,21 @@ def test_a_kernel_refuses_what_it_does_not_declare() -> None:
         model.config.is_causal = False
         with pytest.raises(UnsupportedBatch, match="causal"):
             logits(model, None)
+
+
+def test_a_cache_that_hands_over_fewer_keys_than_its_mask_counts_is_refused() -> None:
+    """Keys are addressed by their strides: what the cache does not hold would be some other tensor's memory."""
+    from transformers import DynamicCache
+
+    class Short(DynamicCache):
+        def update(self, key: Tensor, value: Tensor, *where: object, **more: object) -> tuple[Tensor, Tensor]:
+            k, v = super().update(key, value, *where, **more)
+            return k[:, :, 1:], v[:, :, 1:]
+
+    model = small_model("qwen3")
+    with (
+        backstamp_transformers.use(model, "torch_native"),
+        torch.inference_mode(),
+        pytest.raises(NotServed, match="needs 3 rows of at least 12 keys"),
+    ):
+        model(padded_prompts()[0], cache=Short(config=model.config), use_cache=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV
 from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
+from backstamp_transformers.errors import NotServed
 from backstamp_transformers.rows import Rows
 from backstamp_transformers.served import Bounds, Served
 
@@ -53,6 +54,7 @@ class Step:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """Attend one layer: `q [B, Hq, Q, Dk]`, `k, v [B, Hk, S, D]` to `[B, Q, Hq, Dv]`; pads answer zeros."""
         num_rows, heads, q_len, _ = q.shape
+        self._check(num_rows, k, layer)
         queries = q.transpose(1, 2).flatten(0, 1)
         if self.rows.tokens is not None:
             queries = queries[self.rows.tokens]
@@ -62,6 +64,17 @@ class Step:
             padded[self.rows.tokens] = out
             out = padded
         return out.view(num_rows, q_len, heads, spec.v_head_dim)
+
+    def _check(self, num_rows: int, k: Tensor, layer: int) -> None:
+        """A cache that hands over fewer keys than its mask counts would have others' memory read."""
+        rows = self.rows
+        last = max(first + count for first, count in zip(rows.kv_first, rows.kv_lens, strict=True))
+        if num_rows != len(rows.q_lens) or k.shape[0] != num_rows or k.shape[2] < last:
+            raise NotServed(
+                f"layer {layer}, keys of its cache",
+                needed=f"{len(rows.q_lens)} rows of at least {last} keys, as its mask counts them",
+                found=f"{k.shape[0]} rows of {k.shape[2]}",
+            )
 
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
         served, rows = self.served, self.rows
