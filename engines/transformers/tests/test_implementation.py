@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 import backstamp_transformers
@@ -15,6 +16,7 @@ from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.discovery import discover
 from backstamp.errors import BackstampError, PluginFailed, Refused
 from backstamp.testing.dists import write_plugin
+from backstamp_transformers import engine_facts
 from backstamp_transformers.admission import served_for
 from backstamp_transformers.engine_facts import TESTED, check_release
 from backstamp_transformers.errors import NotServed, UnknownImplementation, UntestedTransformers
@@ -142,6 +144,16 @@ def test_an_untested_release_is_refused(version: str) -> None:
         check_release(version)
     assert str(TESTED) in str(refused.value)
     assert isinstance(refused.value, ImportError)
+
+
+def test_both_calls_look_at_the_release_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untested release is refused by `use` and by `implementation`, before anything is registered."""
+    monkeypatch.setattr(engine_facts, "TESTED", SpecifierSet("<5"))
+    model = small_model("qwen3")
+    with pytest.raises(UntestedTransformers):
+        backstamp_transformers.use(model, "torch_native")
+    with pytest.raises(UntestedTransformers):
+        backstamp_transformers.implementation("torch_native")
 
 
 def test_a_refused_use_leaves_the_model_as_it_was() -> None:
