@@ -192,3 +192,12 @@ def test_a_config_set_by_hand_is_refused() -> None:
     model.config._attn_implementation_internal = backstamp_transformers.implementation("torch_native")
     with pytest.raises(NotServed, match="a config set by hand"):
         generate(model, padded_prompts(rows=1))
+
+
+def test_a_config_set_by_hand_to_another_name_is_refused(saved: Path) -> None:
+    """A model keeps the kernels it was resolved for: another name on its config is not a request."""
+    name = backstamp_transformers.implementation("torch_native")
+    model = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
+    model.config._attn_implementation_internal = backstamp_transformers.implementation("flex_attention")
+    with pytest.raises(NotServed, match="a config set by hand"):
+        generate(model, padded_prompts(rows=1))

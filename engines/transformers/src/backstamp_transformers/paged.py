@@ -18,7 +18,8 @@ from transformers.generation.continuous_batching.cache_allocators.sliding_attent
     SlidingAttentionCacheAllocator,
 )
 
-from backstamp.attention import PagedKV
+from backstamp.attention import AttentionBackend, PagedKV
+from backstamp.declarations import Phase
 from backstamp_transformers.batches import index_of_slots, make_batch, phase_of
 from backstamp_transformers.served import Bounds, Served
 
@@ -64,35 +65,53 @@ def update(cache: PagedAttentionCache, key: Tensor, value: Tensor, layer: int, k
     kwargs[KV] = PagedKeys(k[: len(v)], v, read, "cache")
 
 
+class _Group(NamedTuple):
+    """The key lengths of one group of layers, and the longest of them."""
+
+    kv_lens: list[int]
+    longest: int
+
+
 @dataclass(slots=True)
 class PagedStep:
-    """One forward of a paged batch; states by kernel, group of layers and where their keys lie."""
+    """One forward of a paged batch.
+
+    Attributes:
+        groups: what each group of layers reads, by `LayerSpec.group`.
+        states: each kernel and what it planned, by kernel, group and where its keys lie.
+    """
 
     served: Served
     q_lens: list[int]
-    kv_lens: dict[int, list[int]] = field(default_factory=dict)
-    states: dict[tuple[int, int, str], object] = field(default_factory=dict)
+    groups: dict[int, _Group] = field(default_factory=dict)
+    states: dict[tuple[int, int, str], tuple[AttentionBackend[object], object]] = field(default_factory=dict)
+    phase: Phase = field(init=False)
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.phase, self.num_tokens = phase_of(self.q_lens), sum(self.q_lens)
 
     def attend(self, q: Tensor, keys: PagedKeys, cu_seq_lens_k: Tensor, layer: int) -> Tensor:
         """Attend one layer: `q [1, Hq, T, Dk]` to `[1, T, Hq, Dv]`; tokens past the rows answer zeros."""
         served = self.served
-        tokens = sum(self.q_lens)
-        queries = q[0].transpose(0, 1)[:tokens]
-        bounds = Bounds(len(self.q_lens), tokens, len(keys.k), 1)
-        served.fit(bounds, q.dtype, q.device)
+        queries = q[0].transpose(0, 1)[: self.num_tokens]
+        if not served.specs:
+            served.build()
         spec = served.specs[layer]
-        if spec.group not in self.kv_lens:
-            self.kv_lens[spec.group] = _lengths(cu_seq_lens_k)
-        kv_lens = self.kv_lens[spec.group]
-        served.fit(bounds._replace(kv_len=max(kv_lens)), q.dtype, q.device)
-        place = served.places[phase_of(self.q_lens), layer]
-        state = (id(place.backend), spec.group, keys.where)
-        if state not in self.states:
-            index = index_of_slots(keys.slots, kv_lens, place.index_form)
-            self.states[state] = place.backend.plan(make_batch(self.q_lens, kv_lens, True, index, q.device))
+        group = self.groups.get(spec.group)
+        if group is None:
+            kv_lens = _lengths(cu_seq_lens_k)
+            group = self.groups[spec.group] = _Group(kv_lens, max(kv_lens))
+        served.fit(Bounds(len(self.q_lens), self.num_tokens, len(keys.k), group.longest), q.dtype, q.device)
+        backend, form = served.places[self.phase, layer]
+        at = (id(backend), spec.group, keys.where)
+        if at not in self.states:
+            index = index_of_slots(keys.slots, group.kv_lens, form)
+            batch = make_batch(self.q_lens, group.kv_lens, True, index, q.device)
+            self.states[at] = backend, backend.plan(batch)
         out = q.new_zeros(q.shape[2], spec.num_qo_heads, spec.v_head_dim)
         kv = PagedKV(k=keys.k[:, None], v=keys.v[:, None])
-        place.backend.forward(queries, kv, spec, self.states[state], out=out[:tokens])
+        backend.forward(queries, kv, spec, self.states[at][1], out=out[: self.num_tokens])
         return out[None]
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backstamp.attention import Batch, LayerSpec, PagedKV
+from backstamp.attention import AttentionBackend, Batch, LayerSpec, PagedKV
+from backstamp.declarations import Phase
 from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.rows import Rows
@@ -42,14 +43,24 @@ class Step:
 
     Attributes:
         rule: what the mask of this forward says.
-        states: planned states by kernel and row stride; kernels of one forward share nothing else.
+        phase, longest, last_key: read of the rows once: which kernel serves them, their most keys, and how many keys a
+            cache has to hand over.
+        states: each kernel and what it planned, by kernel and row stride; a kernel is kept, and so its id its own.
     """
 
     served: Served
     rows: Rows
     rule: Rule
     device: torch.device
-    states: dict[tuple[int, int], object] = field(default_factory=dict)
+    states: dict[tuple[int, int], tuple[AttentionBackend[object], object]] = field(default_factory=dict)
+    phase: Phase = field(init=False)
+    longest: int = field(init=False)
+    last_key: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = self.rows
+        self.phase, self.longest = phase_of(rows.q_lens), max(rows.kv_lens)
+        self.last_key = max(map(sum, zip(rows.kv_first, rows.kv_lens, strict=True)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """Attend one layer: `q [B, Hq, Q, Dk]`, `k, v [B, Hk, S, D]` to `[B, Q, Hq, Dv]`; pads answer zeros."""
@@ -67,24 +78,23 @@ class Step:
 
     def _check(self, num_rows: int, k: Tensor, layer: int) -> None:
         """A cache that hands over fewer keys than its mask counts would have others' memory read."""
-        rows = self.rows
-        last = max(first + count for first, count in zip(rows.kv_first, rows.kv_lens, strict=True))
-        if num_rows != len(rows.q_lens) or k.shape[0] != num_rows or k.shape[2] < last:
+        rows, last = len(self.rows.q_lens), self.last_key
+        if num_rows != rows or k.shape[0] != num_rows or k.shape[2] < last:
             raise NotServed(
                 f"layer {layer}, keys of its cache",
-                needed=f"{len(rows.q_lens)} rows of at least {last} keys, as its mask counts them",
+                needed=f"{rows} rows of at least {last} keys, as its mask counts them",
                 found=f"{k.shape[0]} rows of {k.shape[2]}",
             )
 
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
-        served, rows = self.served, self.rows
-        served.fit(Bounds(len(rows.q_lens), len(q), slots.k.shape[0], max(rows.kv_lens)), q.dtype, q.device)
-        place, spec = served.places[phase_of(rows.q_lens), layer], served.specs[layer]
-        key = (id(place.backend), slots.row_stride)
+        served = self.served
+        served.fit(Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest), q.dtype, q.device)
+        (backend, form), spec = served.places[self.phase, layer], served.specs[layer]
+        key = (id(backend), slots.row_stride)
         if key not in self.states:
-            self.states[key] = place.backend.plan(self._batch(slots.row_stride, place.index_form))
+            self.states[key] = backend, backend.plan(self._batch(slots.row_stride, form))
         out = q.new_empty(len(q), spec.num_qo_heads, spec.v_head_dim)
-        place.backend.forward(q, PagedKV(k=slots.k, v=slots.v), spec, self.states[key], out=out)
+        backend.forward(q, PagedKV(k=slots.k, v=slots.v), spec, self.states[key][1], out=out)
         return spec, out
 
     def _batch(self, row_stride: int, index_form: str) -> Batch:
