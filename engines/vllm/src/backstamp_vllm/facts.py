@@ -1,0 +1,145 @@
+"""Second step: a vLLM config → what the resolver reads: launch, engine and model facts.
+
+In: a `VllmConfig` and the key asked for. Out: the resolver's arguments, or an error for what this adapter does not
+hand to a kernel yet. It reads the config only: no weights, no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import vllm
+import vllm.envs
+from packaging.specifiers import SpecifierSet
+
+from backstamp.declarations import Family
+from backstamp.engine import EngineFacts
+from backstamp.errors import BadInput, NotInstalled, Refused
+from backstamp.launch import Launch, Requests, make_launch
+from backstamp.model import LINEAR_FAMILIES, ModelFacts, group_layers, model_from_config
+from backstamp.row_checks import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["TESTED", "Question", "check_vllm", "question_of"]
+
+#: Versions of vLLM whose attention contract this adapter was run against.
+TESTED: Final = ">=0.32,<0.33"
+#: Where `--additional-config` holds what is asked of Backstamp: fields of `backstamp.Requests`.
+SECTION: Final = "backstamp"
+#: Attention that vLLM hands to a layer of another kind than `Attention`.
+_ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
+
+
+class Question(NamedTuple):
+    """What the resolver is asked for one model of one vLLM config."""
+
+    launch: Launch
+    engine: EngineFacts
+    model: ModelFacts
+
+
+def check_vllm(version: str) -> None:
+    """Refuse a vLLM this adapter was not run against; its attention contract changes between minor versions.
+
+    Raises:
+        NotInstalled: the version is outside the tested range.
+    """
+    if not SpecifierSet(TESTED).contains(version, prereleases=True):
+        raise NotInstalled(
+            "backstamp-vllm",
+            needed=f"vllm {TESTED}",
+            found=version,
+            fix="Install a tested vLLM, or a backstamp-vllm made for this one",
+        )
+
+
+def question_of(config: VllmConfig, key: str | None, page_size: int | None = None) -> Question:
+    """What to resolve; `page_size` is the cache's where it is settled.
+
+    Raises:
+        BadInput: `--additional-config` asks for what is no request. BadModel: the model's config cannot be read.
+        Refused: the config needs what this adapter does not hand over. NotInstalled: as `check_vllm`.
+    """
+    check_vllm(vllm.__version__)
+    model = _model(config)
+    _check_reach(config, model)
+    return Question(_launch(config, key, page_size), _engine(config), model)
+
+
+def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launch:
+    cache, scheduler = config.cache_config, config.scheduler_config
+    asked = _section(config)
+    if key is not None and asked.get("attention_backend") is not None:
+        who = f"--additional-config {SECTION}"
+        raise BadInput(who, needed="no attention_backend beside a named one", found=repr(asked["attention_backend"]))
+    if page_size is None and cache.user_specified_block_size:
+        page_size = cache.block_size
+    said: dict[str, object] = {
+        "attention_backend": key,
+        "page_size": page_size,
+        "chunked_prefill_size": scheduler.max_num_batched_tokens if scheduler.enable_chunked_prefill else None,
+        "tp_size": config.parallel_config.tensor_parallel_size,
+        "deterministic": vllm.envs.VLLM_BATCH_INVARIANT or None,
+    }
+    return make_launch(Requests(**{**said, **asked}))  # type: ignore[arg-type]
+
+
+def _section(config: VllmConfig) -> Mapping[str, object]:
+    """What `--additional-config` asks: the split fields of a pair, or any other request."""
+    extra = config.additional_config
+    asked: object = extra.get(SECTION, {}) if isinstance(extra, Mapping) else {}
+    who, known = f"--additional-config {SECTION}", [item.name for item in fields(Requests)]
+    if not isinstance(asked, Mapping):
+        raise BadInput(who, needed="a JSON object", found=repr(asked))
+    strange = [str(name) for name in asked if name not in known]
+    if strange:
+        raise BadInput(who, needed=f"requests among {', '.join(known)}", found=", ".join(strange))
+    return asked
+
+
+def _engine(config: VllmConfig) -> EngineFacts:
+    return EngineFacts(
+        name=f"vllm {vllm.__version__}",
+        index_forms=frozenset({"page_table"}),
+        kv_forms=frozenset({"paged"}),
+        inputs=frozenset({"host_lens"}),
+        # attention is left out of vLLM's graphs: nothing here is captured
+        graph="never",
+        prefix_cache=bool(config.cache_config.enable_prefix_caching),
+        components=frozenset({"main"}),
+    )
+
+
+def _model(config: VllmConfig) -> ModelFacts:
+    """The facts of the main model's attention; recurrences and towers stay with vLLM's own kernels."""
+    dtype = DTYPE_NAMES.get(str(config.model_config.dtype), str(config.model_config.dtype))
+    who = f"model config {config.model_config.model}"
+    facts = model_from_config(config.model_config.hf_config.to_dict(), who, dtype)
+    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in LINEAR_FAMILIES) for mixers in facts.layers)
+    return replace(facts, layers=layers, groups=group_layers(layers), unread=())
+
+
+def _check_reach(config: VllmConfig, model: ModelFacts) -> None:
+    """Refuse what a plan would promise and this adapter does not carry to the kernel."""
+    parallel = config.parallel_config
+    attention = config.attention_config
+    families = sorted({group.facts.family for group in model.groups})
+    mixed = len({group.facts.attn_type for group in model.groups} - {"decoder"}) > 0
+    kv_dtype = config.cache_config.cache_dtype
+    for needed, found, wrong in (
+        ("attention layers", "a model without any", not families),
+        ("layers of vLLM's Attention", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
+        ("decoder layers", "encoder or cross-attention layers", mixed),
+        ("a launch without speculation", "a speculative config", config.speculative_config is not None),
+        ("a cache in the model's own dtype", f"--kv-cache-dtype {kv_dtype}", kv_dtype != "auto"),
+        ("one rank a sequence", "context parallelism", parallel.decode_context_parallel_size > 1),
+        ("one rank a prompt", "context parallelism", parallel.prefill_context_parallel_size > 1),
+        ("one backend for all layers", "backend_per_kind", bool(attention.backend_per_kind)),
+        ("causal attention", "use_non_causal", attention.use_non_causal),
+    ):
+        if wrong:
+            raise Refused("backstamp-vllm", needed=needed, found=found, fix="Ask for one of vLLM's own backends")

@@ -1,0 +1,106 @@
+"""First step: every key of the catalogue becomes a name of vLLM's `--attention-backend`, in every process of vLLM.
+
+In: vLLM's call of its `vllm.general_plugins` entry point, or the arrival of a config that asks for one of our names in
+another process. Out: names in vLLM's registry of attention backends. It resolves nothing, imports no kernel, and
+overrides a backend of vLLM's own only where the operator asked for Backstamp and the platform cannot answer otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, partial
+from typing import Final, NamedTuple
+
+from vllm.logger import init_logger
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from backstamp.catalogue import Catalogue, build_catalogue
+from backstamp.discovery import discover
+from backstamp.first_party import FIRST_PARTY
+
+__all__ = ["LOG", "Asked", "asked_by", "catalogue_here", "offer_names", "was_asked"]
+
+#: A name under `vllm`, because vLLM shows the records of its own loggers only.
+LOG: Final = init_logger("vllm.backstamp")
+#: The name whose keys come from `--additional-config`: vLLM keeps it free for plugins.
+CUSTOM: Final = "CUSTOM"
+_PREFIX: Final = "BACKSTAMP_"
+
+
+class Asked(NamedTuple):
+    """What one of our names stands for: a key of the catalogue (None: what `--additional-config` says) and the
+    distributions that have it in the process that named it."""
+
+    key: str | None
+    owner: str
+
+
+def offer_names() -> None:
+    """Give every key a name, once a process; a name vLLM has itself gets a prefix."""
+    if _asked:
+        return
+    catalogue = catalogue_here()
+    # a key whose plugin failed or is not installed has a name too: whoever asks for it is told why
+    failed = [name for failure in catalogue.failures for name in failure.names]
+    keys: dict[str, set[str]] = {}
+    for key in (*catalogue.keys("attention"), *failed, *FIRST_PARTY):
+        # `distribution:key` is no name of a backend: --additional-config takes it
+        if ":" not in key:
+            keys.setdefault(re.sub(r"\W", "_", key).upper(), set()).add(key)
+    for name, alike in sorted(keys.items()):
+        if len(alike) == 1:
+            (key,) = alike
+            owner = catalogue.owner(key, "attention")
+            taken = name in AttentionBackendEnum.__members__
+            _offer(f"{_PREFIX}{name}" if taken else name, Asked(key, owner.distribution if owner else ""))
+    if AttentionBackendEnum.CUSTOM.is_overridden():
+        LOG.info("Backstamp leaves CUSTOM to %s, which has it", AttentionBackendEnum.CUSTOM.get_path())
+    else:
+        _offer(CUSTOM, Asked(None, ""))
+
+
+@cache
+def catalogue_here() -> Catalogue:
+    """What is installed, as this process first saw it."""
+    return build_catalogue(discover())
+
+
+def asked_by(name: str) -> Asked:
+    """What one of our names stands for."""
+    return _asked[name]
+
+
+def was_asked(name: str, asked: Asked) -> AttentionBackendEnum:
+    """The member of a name the operator asked for in the process that sent this config.
+
+    On vLLM's CPU platform every layer gets `CPU_ATTN` whatever was asked for, so there that member is overridden.
+    """
+    offer_names()
+    if name not in _asked:
+        # a key of the other process alone: which plugin is missing here is told with the plan
+        _offer(name, asked)
+    member = AttentionBackendEnum[name]
+    _answer_for_cpu(member)
+    return member
+
+
+_asked: dict[str, Asked] = {}
+
+
+def _offer(name: str, asked: Asked) -> None:
+    _asked[name] = asked
+    register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, f"backstamp_vllm.offered.{name}")
+    # an enum member is pickled by its value, which a process that has not loaded this plugin yet cannot look up
+    AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)  # type: ignore[method-assign]
+
+
+def _reduce(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:
+    return was_asked, (name, asked)
+
+
+def _answer_for_cpu(member: AttentionBackendEnum) -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        # what runs says so with its plan: this may be before the process has a log
+        register_backend(AttentionBackendEnum.CPU_ATTN, member.get_path())
