@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 def offer_names() -> None:
     """Give every key a name, once a process; a name vLLM has itself gets a prefix."""
-    if _asked:
+    if _asked or _is_cut_off():
         return
     catalogue = catalogue_here()
     # a key whose plugin failed or is not installed has a name too: whoever asks for it is told why
@@ -92,6 +92,17 @@ def _offer(name: str, asked: Asked) -> None:
     register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, f"backstamp_vllm.offered.{name}")
     # an enum member is pickled by its value, which a process that has not loaded this plugin yet cannot look up
     AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)  # type: ignore[method-assign]
+
+
+def _is_cut_off() -> bool:
+    """Whether a request could not reach the platform that answers: better no name than one that is not served."""
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    cut_off = current_platform.is_cpu() and not envs.VLLM_ENABLE_V1_MULTIPROCESSING
+    if cut_off:
+        LOG.warning("Backstamp offers nothing here: on the CPU it needs VLLM_ENABLE_V1_MULTIPROCESSING=1")
+    return cut_off
 
 
 def _reduce(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:

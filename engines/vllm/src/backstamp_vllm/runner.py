@@ -18,8 +18,10 @@ from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.declarations import Offer, Phase
 from backstamp.errors import BuiltMismatch, NotInstalled, UnknownKey
+from backstamp.factory_loading import load_factory
 from backstamp.host import this_host
 from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
 from backstamp.resolution import resolve_on
 from backstamp.stamp import read_stamp
 from backstamp_vllm.facts import question_of
@@ -44,14 +46,17 @@ class EngineRunner:
     def __init__(self, config: VllmConfig) -> None:
         self.config, self.name = config, config.attention_config.backend.name
         self.plan = self._resolve(None)
+        rows = [catalogue_here().row("attention", group) for group in _groups_of(self.plan)]
+        self._rows = tuple(row for row in rows if row is not None)
+        for row in self._rows:
+            # a kernel library that does not import is told now, not after minutes of loading weights
+            load_factory(row, catalogue_here())
         self._built: dict[int, RunnerBackends] = {}
 
     @property
     def offers(self) -> tuple[Offer, ...]:
         """The declared rows that the plan runs."""
-        groups = dict.fromkeys(group for phase in self.plan.running for group in phase.groups)
-        rows = [catalogue_here().row("attention", group) for group in groups]
-        return tuple(row.offer for row in rows if row is not None)
+        return tuple(row.offer for row in self._rows)
 
     def tell_plan(self) -> None:
         """Say in vLLM's log what will run and why, once for all layers."""
@@ -148,6 +153,10 @@ _runners: WeakValueDictionary[int, EngineRunner] = WeakValueDictionary()
 @cache
 def _host_here() -> HostCatalogue:
     return compile_for(catalogue_here(), this_host())
+
+
+def _groups_of(plan: Plan) -> tuple[GroupPlan, ...]:
+    return tuple(dict.fromkeys(group for phase in plan.running for group in phase.groups))
 
 
 def _built_for(backends: RunnerBackends, phase: Phase, layer_id: int) -> AttentionBackend[object]:
