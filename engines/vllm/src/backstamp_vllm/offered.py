@@ -7,6 +7,7 @@ does not carry to a kernel is no either.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import lcm
 from typing import TYPE_CHECKING, ClassVar
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
 
+from backstamp.declarations import Offer
 from backstamp.errors import BackstampError
 from backstamp.row_checks import DTYPE_NAMES, serves_dims
 from backstamp_vllm.builder import BackstampMetadataBuilder
@@ -52,17 +54,17 @@ class OfferedBackend(AttentionBackend):
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         """Whether every row takes keys and values of this size."""
-        return all(serves_dims(offer, head_size, head_size) for offer in offers_of_name(cls.name))
+        return cls._all(lambda offer: serves_dims(offer, head_size, head_size))
 
     @classmethod
     def supports_dtype(cls, dtype: torch.dtype) -> bool:
         """Whether every row takes queries of this dtype."""
-        return all(DTYPE_NAMES.get(str(dtype)) in offer.dtypes for offer in offers_of_name(cls.name))
+        return cls._all(lambda offer: DTYPE_NAMES.get(str(dtype)) in offer.dtypes)
 
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
         """Whether the cache is in the model's own dtype; quantised caches are not carried to kernels yet."""
-        return kv_cache_dtype in (None, "auto") and all("same" in o.kv_dtypes for o in offers_of_name(cls.name))
+        return kv_cache_dtype in (None, "auto") and cls._all(lambda offer: "same" in offer.kv_dtypes)
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
@@ -72,12 +74,12 @@ class OfferedBackend(AttentionBackend):
     @classmethod
     def supports_sliding_window(cls) -> bool:
         """Whether every row declares windows."""
-        return cls._declares("window")
+        return cls._all(lambda offer: "window" in offer.features)
 
     @classmethod
     def supports_sink(cls) -> bool:
         """Whether every row declares sinks."""
-        return cls._declares("sinks")
+        return cls._all(lambda offer: "sinks" in offer.features)
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -87,7 +89,7 @@ class OfferedBackend(AttentionBackend):
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         """Whether every row is deterministic."""
-        return all(offer.deterministic for offer in offers_of_name(cls.name))
+        return cls._all(lambda offer: offer.deterministic)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -104,8 +106,10 @@ class OfferedBackend(AttentionBackend):
         return super().validate_configuration(*args, **config)  # type: ignore[arg-type]
 
     @classmethod
-    def _declares(cls, feature: str) -> bool:
-        return all(feature in offer.features for offer in offers_of_name(cls.name))
+    def _all(cls, holds: Callable[[Offer], bool]) -> bool:
+        offers = offers_of_name(cls.name)
+        # no row on this host is no answer to build on
+        return bool(offers) and all(holds(offer) for offer in offers)
 
 
 def block_sizes_of(name: str) -> list[int | MultipleOf]:

@@ -1,0 +1,214 @@
+"""What vLLM is told without serving: names, capability answers, refusals of a config, and a step's tensors."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+from backstamp.declarations import Offer, PageSizes
+from backstamp.errors import BadInput, NotInstalled, Refused
+from backstamp.testing.dists import cpu_offer
+from backstamp_vllm import offered
+from backstamp_vllm.facts import check_vllm, question_of
+from backstamp_vllm.impl import BackstampImpl
+from backstamp_vllm.names import catalogue_here, offer_names
+from backstamp_vllm.runner import runner_of
+from backstamp_vllm.step import batch_of
+from engines.vllm.tests.models import write_models
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint."""
+    return write_models(tmp_path_factory.mktemp("models"))["full"]
+
+
+@pytest.fixture
+def config(model: Path) -> VllmConfig:
+    """vLLM's config of a launch that asks for a key."""
+    asked = EngineArgs(
+        model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=256, attention_backend="torch_native"
+    )
+    return asked.create_engine_config()
+
+
+def test_every_key_is_a_name_and_vllms_own_names_stay_its_own() -> None:
+    """A key whose name vLLM has gets a prefix; the backend behind vLLM's name is vLLM's."""
+    offer_names()
+    members = AttentionBackendEnum.__members__
+    for key in catalogue_here().keys("attention"):
+        name = key.upper() if members[key.upper()].get_path().startswith("backstamp") else f"BACKSTAMP_{key.upper()}"
+        assert members[name].get_path() == f"backstamp_vllm.offered.{name}"
+        assert members[name].get_class().get_name() == name
+    assert members["FLEX_ATTENTION"].get_path().startswith("vllm.")
+    assert not members["CPU_ATTN"].is_overridden()
+
+
+def test_a_name_survives_a_process_border() -> None:
+    """vLLM's enum is pickled by value; ours by name, so that a process that knows no name yet can look it up."""
+    offer_names()
+    assert b"was_asked" in pickle.dumps(AttentionBackendEnum["TORCH_NATIVE"])
+    assert b"was_asked" not in pickle.dumps(AttentionBackendEnum["FLEX_ATTENTION"])
+
+
+ROW = replace(cpu_offer("fake", "fake"), head_dims=(64, 128), dtypes=frozenset({"fp32"}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "answers"),
+    [
+        ((ROW,), {"window": False, "sinks": False, "fp32": True, "bf16": False, "64": True, "32": False, "same": True}),
+        ((replace(ROW, features=frozenset({"window", "sinks"})),), {"window": True, "sinks": True}),
+        ((replace(ROW, features=frozenset({"window"})), ROW), {"window": False}),
+        ((replace(ROW, deterministic=True, alignment_tokens=1),), {"invariant": True}),
+        ((ROW,), {"invariant": False}),
+        ((replace(ROW, kv_dtypes=frozenset({"e4m3fn"})),), {"same": False}),
+        ((), {"window": False, "fp32": False, "64": False, "same": False, "invariant": False}),
+    ],
+    ids=["plain", "features", "one-of-two", "deterministic", "not-deterministic", "fp8-only", "no-row"],
+)
+def test_capabilities_are_what_every_row_declares(
+    rows: tuple[Offer, ...], answers: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's questions, asked of rows: undeclared means no."""
+    monkeypatch.setattr(offered, "offers_of_name", lambda name: rows)
+    backend = offered._class_of("TORCH_NATIVE")
+    found = {
+        "window": backend.supports_sliding_window(),
+        "sinks": backend.supports_sink(),
+        "fp32": backend.supports_dtype(torch.float32),
+        "bf16": backend.supports_dtype(torch.bfloat16),
+        "64": backend.supports_head_size(64),
+        "32": backend.supports_head_size(32),
+        "same": backend.supports_kv_cache_dtype("auto"),
+        "invariant": backend.supports_batch_invariance(),
+    }
+    assert {name: found[name] for name in answers} == answers
+    assert not backend.is_mla()
+    assert not backend.supports_attn_type("encoder_only")
+
+
+@pytest.mark.parametrize(
+    ("pages", "sizes"),
+    [
+        ((PageSizes(preferred=16, multiple_of=8),), [MultipleOf(8)]),
+        ((PageSizes(preferred=64, exact=(32, 64)),), [32, 64]),
+        ((PageSizes(preferred=16, multiple_of=8), PageSizes(preferred=16, multiple_of=12)), [MultipleOf(24)]),
+        ((PageSizes(preferred=16, multiple_of=16), PageSizes(preferred=64, exact=(24, 64))), [64]),
+    ],
+    ids=["multiple", "exact", "two-multiples", "multiple-and-exact"],
+)
+def test_block_sizes_are_those_every_row_reads(
+    pages: tuple[PageSizes, ...], sizes: list[int | MultipleOf], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cache serves both halves."""
+    monkeypatch.setattr(offered, "offers_of_name", lambda name: tuple(replace(ROW, page_sizes=size) for size in pages))
+    assert offered._class_of("TORCH_NATIVE").get_supported_kernel_block_sizes() == sizes
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0"])
+def test_a_vllm_outside_the_tested_range_is_refused(version: str) -> None:
+    """vLLM's attention contract changes between minor versions."""
+    with pytest.raises(NotInstalled, match=rf"needs vllm >=0.32,<0.33, got {version}"):
+        check_vllm(version)
+
+
+def test_a_patch_of_the_tested_vllm_is_taken() -> None:
+    """A patch release changes no contract."""
+    check_vllm("0.32.4")
+    check_vllm("0.32.1rc1+cpu")
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "needed"),
+    [
+        ("cache_config", "cache_dtype", "fp8", "a cache in the model's own dtype"),
+        ("parallel_config", "decode_context_parallel_size", 2, "one rank a sequence"),
+        ("attention_config", "use_non_causal", True, "causal attention"),
+        ("attention_config", "backend_per_kind", {"sliding_window": None}, "one backend for all layers"),
+    ],
+)
+def test_what_is_not_carried_to_a_kernel_is_refused(
+    part: str, field: str, value: object, needed: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan may not promise what the adapter drops; vLLM on a GPU gets the same as a reason."""
+    monkeypatch.setattr(getattr(config, part), field, value)
+    with pytest.raises(Refused, match=needed):
+        question_of(config, "torch_native")
+    with set_current_vllm_config(config):
+        (reason,) = offered._class_of("TORCH_NATIVE").validate_configuration()
+    assert needed in reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"decode_backend": "x"}, "got decode_backend"),
+        (7, "needs a JSON object, got 7"),
+        ({"attention_backend": "x"}, "needs no attention_backend beside a named one"),
+    ],
+    ids=["unknown-field", "no-object", "twice"],
+)
+def test_an_additional_config_that_is_no_request_is_refused(asked: object, said: str, config: VllmConfig) -> None:
+    """What is asked there is read as strictly as a flag."""
+    config.additional_config = {"backstamp": asked}
+    with pytest.raises(BadInput, match=said):
+        question_of(config, "torch_native")
+
+
+def test_the_plan_is_of_vllms_own_config(config: VllmConfig) -> None:
+    """A config that can be served has no reason against it, and its plan is kept for its layers."""
+    with set_current_vllm_config(config):
+        runner = runner_of(config)
+        assert runner_of(config) is runner
+        assert {row.kernel for row in runner.plan.running} == {"torch_native"}
+        assert runner.plan.dtype == "fp32"
+
+
+def test_a_cache_is_read_through_views() -> None:
+    """vLLM's `[P, Hk, page, Dk + Dv]` in any order of memory: not a byte is copied."""
+    impl = object.__new__(BackstampImpl)
+    impl.head_size, impl._cache = 8, None
+    for order in [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)]:
+        inverse = [order.index(at) for at in range(4)]
+        memory = torch.arange(5 * 2 * 4 * 16, dtype=torch.float32).view([(5, 2, 4, 16)[at] for at in order])
+        cache = memory.permute(inverse)
+        kv = impl._views(cache)
+        assert kv.k.shape == kv.v.shape == (5, 4, 2, 8)
+        assert kv.k.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+        assert torch.equal(kv.v[3, 1, 1], cache[3, 1, 1, 8:])
+        assert impl._views(cache) is kv
+
+
+def test_a_step_is_vllms_own_tensors_with_its_decode_rows_first() -> None:
+    """Two rows that decode and one prompt: nothing is copied, and the split is read from host lengths."""
+    starts, lens = torch.tensor([0, 1, 2, 7], dtype=torch.int32), torch.tensor([9, 4, 5], dtype=torch.int32)
+    table = torch.arange(12, dtype=torch.int32).view(3, 4)
+    step = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lens,
+        num_reqs=3,
+        num_actual_tokens=7,
+        max_query_len=5,
+        max_seq_len=9,
+        block_table_tensor=table,
+        slot_mapping=torch.arange(7),
+        seq_lens_cpu_upper_bound=lens,
+    )
+    batch = batch_of(step, 4)
+    assert (batch.phase, batch.num_decode_rows, batch.num_decode_tokens, batch.decode_q_len) == ("prefill", 2, 2, 1)
+    assert batch.index.page_table is not None
+    assert batch.index.page_table.data_ptr() == table.data_ptr()
+    assert batch.kv_lens.data_ptr() == lens.data_ptr()
+    ones = torch.arange(4, dtype=torch.int32)
+    decode = replace(step, query_start_loc=ones, query_start_loc_cpu=ones, num_actual_tokens=3, max_query_len=1)
+    assert batch_of(decode, 4).phase == "decode"
