@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test test-parity test-transformers lint bench clean
+.PHONY: demo test test-parity test-transformers test-vllm lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -24,6 +24,10 @@ test-parity: $(VENV)/.dev
 test-transformers: .venv-transformers/.installed
 	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest engines/transformers/tests
 
+# the real engine on the CPU, in a venv of its own (3.4 GB)
+test-vllm: .venv-vllm/.ready
+	.venv-vllm/bin/python -m pytest --durations=0 engines/vllm/tests
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,7 +39,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py
 
 clean:
-	rm -rf $(VENV) .venv-transformers .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-transformers .venv-vllm .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: requirements/demo.txt $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -49,4 +53,11 @@ $(VENV)/.demo: requirements/demo.txt $(PACKAGES)
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.demo
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/dev.txt
+	touch $@
+
+# torchvision, torchaudio and torchcodec come with vLLM and do not load beside the CPU build of torch
+.venv-vllm/.ready: requirements/vllm.txt core/pyproject.toml plugins/cpu/pyproject.toml engines/vllm/pyproject.toml
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r requirements/vllm.txt
+	.venv-vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	touch $@

@@ -32,6 +32,7 @@ def touched(worker: object) -> dict[str, object]:
     layers = [layer for layer in context.values() if isinstance(layer, Attention)]
     return {
         "impls": sorted({f"{type(layer.impl).__module__}.{type(layer.impl).__name__}" for layer in layers}),
+        "decode_first": worker.model_runner.reorder_batch_threshold,
         "overridden": AttentionBackendEnum.CPU_ATTN.is_overridden(),
         # an editable plugin's declarations are read from its plugin.py
         "modules": sorted(

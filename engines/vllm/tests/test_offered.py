@@ -18,7 +18,7 @@ from backstamp.errors import BadInput, NotInstalled, Refused
 from backstamp.testing.dists import cpu_offer
 from backstamp_vllm import offered
 from backstamp_vllm.facts import check_vllm, question_of
-from backstamp_vllm.impl import BackstampImpl
+from backstamp_vllm.impl import BackstampImpl, _write_rows
 from backstamp_vllm.names import catalogue_here, offer_names
 from backstamp_vllm.runner import runner_of
 from backstamp_vllm.step import batch_of
@@ -153,7 +153,7 @@ def test_what_is_not_carried_to_a_kernel_is_refused(
     [
         ({"decode_backend": "x"}, "got decode_backend"),
         (7, "needs a JSON object, got 7"),
-        ({"attention_backend": "x"}, "needs no attention_backend beside a named one"),
+        ({"tp_size": 2, "attention_backend": "x"}, "needs each request once.*, got attention_backend, tp_size again"),
     ],
     ids=["unknown-field", "no-object", "twice"],
 )
@@ -186,6 +186,16 @@ def test_a_cache_is_read_through_views() -> None:
         assert kv.k.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
         assert torch.equal(kv.v[3, 1, 1], cache[3, 1, 1, 8:])
         assert impl._views(cache) is kv
+
+
+def test_a_slot_of_padding_is_not_written() -> None:
+    """vLLM pads slots with -1, which would be the last token of the last page."""
+    k, v = torch.zeros(3, 4, 2, 8), torch.zeros(3, 4, 2, 8)
+    key = torch.ones(4, 2, 8)
+    _write_rows(key, 2 * key, k, v, torch.tensor([5, -1, 0]))
+    assert k[1, 1].eq(1).all()
+    assert v[0, 0].eq(2).all()
+    assert k.count_nonzero() == v.count_nonzero() == 2 * 16
 
 
 def test_a_step_is_vllms_own_tensors_with_its_decode_rows_first() -> None:

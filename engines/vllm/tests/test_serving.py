@@ -51,6 +51,7 @@ def test_another_backend_is_left_alone(own: dict[str, Served]) -> None:
     for served in own.values():
         assert served.touched == {
             "impls": ["vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl"],
+            "decode_first": None,
             "overridden": False,
             "modules": ["backstamp_vllm.names"],
         }
@@ -66,6 +67,7 @@ def test_a_key_serves_what_vllm_serves(
     served = serve(tmp_path, models[model], attention_backend="torch_native")
     assert served.tokens == own[model].tokens, served.log[-4000:]
     assert served.cached == own[model].cached
+    assert (served.touched or {})["decode_first"] is None
     layers = len(served.kernels("prefill"))
     assert served.kernels("prefill") == served.kernels("decode") == ["torch_native"] * layers
     stamp = next(iter((served.stamps or {}).values()))["decode"]
@@ -85,6 +87,8 @@ def test_a_pair_serves_each_half_by_its_own_kernel(
     assert served.tokens == own[model].tokens, served.log[-4000:]
     assert set(served.kernels("prefill")) == {"flex_attention"}
     assert set(served.kernels("decode")) == {"torch_native"}
+    # without it vLLM leaves rows in any order, and prefill's kernel serves them all
+    assert (served.touched or {})["decode_first"] == 1
 
 
 def test_a_third_party_plugin_serves(models: dict[str, Path], own: dict[str, Served], tmp_path: Path) -> None:

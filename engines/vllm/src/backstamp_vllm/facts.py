@@ -73,9 +73,6 @@ def question_of(config: VllmConfig, key: str | None, page_size: int | None = Non
 def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launch:
     cache, scheduler = config.cache_config, config.scheduler_config
     asked = _section(config)
-    if key is not None and asked.get("attention_backend") is not None:
-        who = f"--additional-config {SECTION}"
-        raise BadInput(who, needed="no attention_backend beside a named one", found=repr(asked["attention_backend"]))
     if page_size is None and cache.user_specified_block_size:
         page_size = cache.block_size
     said: dict[str, object] = {
@@ -85,6 +82,10 @@ def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launc
         "tp_size": config.parallel_config.tensor_parallel_size,
         "deterministic": vllm.envs.VLLM_BATCH_INVARIANT or None,
     }
+    twice = [name for name, value in said.items() if value is not None and name in asked]
+    if twice:
+        needed = "each request once; these are vLLM's own flags"
+        raise BadInput(f"--additional-config {SECTION}", needed=needed, found=f"{', '.join(twice)} again")
     return make_launch(Requests(**{**said, **asked}))  # type: ignore[arg-type]
 
 
