@@ -134,6 +134,7 @@ def test_a_patch_of_the_tested_vllm_is_taken() -> None:
         ("parallel_config", "decode_context_parallel_size", 2, "one rank a sequence"),
         ("attention_config", "use_non_causal", True, "causal attention"),
         ("attention_config", "backend_per_kind", {"sliding_window": None}, "one backend for all layers"),
+        ("model_config", "is_mm_prefix_lm", True, "a causal prefix"),
     ],
 )
 def test_what_is_not_carried_to_a_kernel_is_refused(

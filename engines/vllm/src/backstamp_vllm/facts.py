@@ -141,6 +141,8 @@ def _check_reach(config: VllmConfig, model: ModelFacts) -> None:
         ("one rank a prompt", "context parallelism", parallel.prefill_context_parallel_size > 1),
         ("one backend for all layers", "backend_per_kind", bool(attention.backend_per_kind)),
         ("causal attention", "use_non_causal", attention.use_non_causal),
+        ("a causal prefix", "a multimodal prefix seen both ways", config.model_config.is_mm_prefix_lm),
+        ("a window or none", "a reference sliding window", config.model_config.rswa_window is not None),
     ):
         if wrong:
             raise Refused("backstamp-vllm", needed=needed, found=found, fix="Ask for one of vLLM's own backends")
