@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import vllm
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from backstamp.declarations import Offer, PageSizes
-from backstamp.errors import BadInput, NotInstalled, Refused
+from backstamp.errors import BadInput, NotInstalled, Refused, UnknownKey
 from backstamp.testing.dists import cpu_offer
-from backstamp_vllm import offered
+from backstamp_vllm import backend
 from backstamp_vllm.facts import check_vllm, question_of
 from backstamp_vllm.impl import BackstampImpl, _write_rows
 from backstamp_vllm.names import catalogue_here, offer_names
@@ -79,21 +80,21 @@ def test_capabilities_are_what_every_row_declares(
     rows: tuple[Offer, ...], answers: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's questions, asked of rows: undeclared means no."""
-    monkeypatch.setattr(offered, "offers_of_name", lambda name: rows)
-    backend = offered._class_of("TORCH_NATIVE")
+    monkeypatch.setattr(backend, "offers_of_name", lambda name: rows)
+    asked = backend.class_of("TORCH_NATIVE")
     found = {
-        "window": backend.supports_sliding_window(),
-        "sinks": backend.supports_sink(),
-        "fp32": backend.supports_dtype(torch.float32),
-        "bf16": backend.supports_dtype(torch.bfloat16),
-        "64": backend.supports_head_size(64),
-        "32": backend.supports_head_size(32),
-        "same": backend.supports_kv_cache_dtype("auto"),
-        "invariant": backend.supports_batch_invariance(),
+        "window": asked.supports_sliding_window(),
+        "sinks": asked.supports_sink(),
+        "fp32": asked.supports_dtype(torch.float32),
+        "bf16": asked.supports_dtype(torch.bfloat16),
+        "64": asked.supports_head_size(64),
+        "32": asked.supports_head_size(32),
+        "same": asked.supports_kv_cache_dtype("auto"),
+        "invariant": asked.supports_batch_invariance(),
     }
     assert {name: found[name] for name in answers} == answers
-    assert not backend.is_mla()
-    assert not backend.supports_attn_type("encoder_only")
+    assert not asked.is_mla()
+    assert not asked.supports_attn_type("encoder_only")
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,8 @@ def test_block_sizes_are_those_every_row_reads(
     pages: tuple[PageSizes, ...], sizes: list[int | MultipleOf], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One cache serves both halves."""
-    monkeypatch.setattr(offered, "offers_of_name", lambda name: tuple(replace(ROW, page_sizes=size) for size in pages))
-    assert offered._class_of("TORCH_NATIVE").get_supported_kernel_block_sizes() == sizes
+    monkeypatch.setattr(backend, "offers_of_name", lambda name: tuple(replace(ROW, page_sizes=size) for size in pages))
+    assert backend.class_of("TORCH_NATIVE").get_supported_kernel_block_sizes() == sizes
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0"])
@@ -119,6 +120,14 @@ def test_a_vllm_outside_the_tested_range_is_refused(version: str) -> None:
     """vLLM's attention contract changes between minor versions."""
     with pytest.raises(NotInstalled, match=rf"needs vllm >=0.32,<0.33, got {version}"):
         check_vllm(version)
+
+
+def test_such_a_vllm_is_refused_where_a_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a module of ours reads what may have moved."""
+    offer_names()
+    monkeypatch.setattr(vllm, "__version__", "0.40.0")
+    with pytest.raises(NotInstalled, match=r"backstamp-vllm: needs vllm >=0.32,<0.33, got 0.40.0"):
+        AttentionBackendEnum["TORCH_NATIVE"].get_class()
 
 
 def test_a_patch_of_the_tested_vllm_is_taken() -> None:
@@ -145,7 +154,7 @@ def test_what_is_not_carried_to_a_kernel_is_refused(
     with pytest.raises(Refused, match=needed):
         question_of(config, "torch_native")
     with set_current_vllm_config(config):
-        (reason,) = offered._class_of("TORCH_NATIVE").validate_configuration()
+        (reason,) = backend.class_of("TORCH_NATIVE").validate_configuration()
     assert needed in reason
 
 
@@ -172,6 +181,13 @@ def test_the_plan_is_of_vllms_own_config(config: VllmConfig) -> None:
         assert runner_of(config) is runner
         assert {row.kernel for row in runner.plan.running} == {"torch_native"}
         assert runner.plan.dtype == "fp32"
+
+
+def test_a_key_nobody_has_is_not_blamed_on_a_named_one(config: VllmConfig) -> None:
+    """The plugin of the name is here; the other half asks for what no plugin has."""
+    config.additional_config = {"backstamp": {"decode_attention_backend": "no_such_kernel"}}
+    with pytest.raises(UnknownKey, match="no_such_kernel"):
+        runner_of(config)
 
 
 def test_a_cache_is_read_through_views() -> None:

@@ -62,9 +62,8 @@ def question_of(config: VllmConfig, key: str | None, page_size: int | None = Non
 
     Raises:
         BadInput: `--additional-config` asks for what is no request. BadModel: the model's config cannot be read.
-        Refused: the config needs what this adapter does not hand over. NotInstalled: as `check_vllm`.
+        Refused: the config needs what this adapter does not hand over.
     """
-    check_vllm(vllm.__version__)
     model = _model(config)
     _check_reach(config, model)
     return Question(_launch(config, key, page_size), _engine(config), model)

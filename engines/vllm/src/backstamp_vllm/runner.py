@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakValueDictionary
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.platforms import current_platform
 
 from backstamp.attention import AttentionBackend, LayerSpec
 from backstamp.compiled import HostCatalogue, compile_for
@@ -66,7 +66,7 @@ class EngineRunner:
             if row.plugin is not None
         )
         LOG.info("Backstamp plan for %s: %s; digest %s", self.plan.model, phases, self.plan.digest[:12])
-        if AttentionBackendEnum.CPU_ATTN.is_overridden():
+        if current_platform.is_cpu():
             LOG.info("Backstamp answers for CPU_ATTN: %s was asked for, and vLLM's CPU knows no other", self.name)
         for warning in self.plan.warnings:
             LOG.warning("Backstamp plan, %s: %s", warning.code, warning.text)
@@ -94,7 +94,7 @@ class EngineRunner:
         try:
             return resolve_on(_host_here(), question.launch, question.engine, question.model)
         except UnknownKey as cause:
-            if not asked.owner:
+            if not asked.owner or catalogue_here().owner(asked.key, "attention") is not None:
                 raise
             raise NotInstalled(
                 f"attention backend {asked.key!r} in this worker",
