@@ -3,9 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ADAPTERS := $(patsubst %/__init__.py,%,$(wildcard engines/*/src/*/__init__.py))
+SUITES := $(patsubst engines/%/pyproject.toml,test-%,$(wildcard engines/*/pyproject.toml))
 PACKAGES := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
-.PHONY: demo test test-parity test-transformers test-vllm lint bench clean
+.PHONY: demo test test-parity test-engines $(SUITES) lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -20,18 +22,19 @@ test-parity: $(VENV)/.dev
 	$(BIN)/python tests/parity_wheels/fetch.py
 	$(BIN)/python -m pytest -n 0 --durations=0 $(wildcard tests/parity_wheels/published_*.py)
 
-# the real engine on the CPU, in a venv of its own
-test-transformers: .venv-transformers/.installed
+# every real engine on the CPU, each in a venv of its own: one's pins never break another's
+test-engines: $(SUITES)
+
+test-transformers: .venv-transformers/.ready
 	OMP_NUM_THREADS=1 .venv-transformers/bin/python -m pytest engines/transformers/tests
 
-# the real engine on the CPU, in a venv of its own (3.4 GB)
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pytest --durations=0 engines/vllm/tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy core/src/backstamp $(wildcard plugins/*/src/*/plugin.py)
+	$(BIN)/mypy core/src/backstamp $(wildcard plugins/*/src/*/plugin.py) $(ADAPTERS)
 	$(BIN)/backstamp check --only declarations,imports $(patsubst plugins/%/pyproject.toml,backstamp_%.plugin,$(wildcard plugins/*/pyproject.toml))
 	$(BIN)/backstamp lint .
 
@@ -39,14 +42,14 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/registry.py
 
 clean:
-	rm -rf $(VENV) .venv-transformers .venv-vllm .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(wildcard .venv-*) .parity .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.demo: requirements/demo.txt $(PACKAGES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/demo.txt
 	touch $@
 
-.venv-transformers/.installed: requirements/transformers.txt requirements/demo.txt engines/transformers/pyproject.toml $(PACKAGES)
+.venv-transformers/.ready: requirements/transformers.txt requirements/demo.txt engines/transformers/pyproject.toml $(PACKAGES)
 	test -x .venv-transformers/bin/python || $(PYTHON) -m venv .venv-transformers
 	.venv-transformers/bin/python -m pip install --disable-pip-version-check -r requirements/transformers.txt
 	touch $@

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backstamp.attention import LayerSpec
 from backstamp_transformers.admission import served_for
 from backstamp_transformers.errors import NotServed
+from backstamp_transformers.layers import AttentionModule
 from backstamp_transformers.masks import step_of
 from backstamp_transformers.paged import PagedKeys, paged_step
 from backstamp_transformers.step import Rule
@@ -23,7 +24,7 @@ __all__ = ["attention_forward"]
 
 @torch.compiler.disable
 def attention_forward(
-    module: nn.Module,
+    module: AttentionModule,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -54,6 +55,8 @@ def attention_forward(
         out = step.attend(query, key, value, module.layer_idx)
         served, rule = step.served, step.rule
     else:
+        assert cu_seq_lens_q is not None, "continuous batching hands over both"
+        assert cu_seq_lens_k is not None, "continuous batching hands over both"
         served = served_for(module.config)
         out = paged_step(served, cu_seq_lens_q).attend(query, backstamp_kv, cu_seq_lens_k, module.layer_idx)
         # a paged cache has no mask: its windows are the cache's own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -45,7 +45,7 @@ def _keep_ours(self: object, model: PreTrainedModel, auto_switch_to_flash: bool 
 
 
 def _update_ours(
-    self: PagedAttentionCache, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, object]
+    self: PagedAttentionCache, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
     if not _ours(self.config):
         return _update(self, key_states, value_states, layer_idx, kwargs)

@@ -6,20 +6,32 @@ are a module's own; everything else is the facts', and a module that says otherw
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from backstamp.attention import LayerSpec
 from backstamp.model import LINEAR_FAMILIES, ModelFacts
 from backstamp_transformers.errors import NotServed
 
-__all__ = ["attention_modules", "layer_specs", "linear_specs"]
+__all__ = ["AttentionModule", "attention_modules", "layer_specs", "linear_specs"]
 
 
-def attention_modules(model: nn.Module, config: PretrainedConfig) -> dict[int, nn.Module]:
+class AttentionModule(Protocol):
+    """What Transformers' attention modules have, as far as it is read here; `sinks [Hq]` where the config has them."""
+
+    layer_idx: int
+    config: PretrainedConfig
+    scaling: float
+    sinks: Tensor
+
+
+def attention_modules(model: nn.Module, config: PretrainedConfig) -> dict[int, AttentionModule]:
     """The modules of one config that call an attention function, by layer id."""
-    found: dict[int, nn.Module] = {}
-    for module in model.modules():
+    found: dict[int, AttentionModule] = {}
+    for module in cast("Iterator[AttentionModule]", model.modules()):
         # the two attributes by which Transformers' own attention functions know such a module
         if hasattr(module, "layer_idx") and hasattr(module, "num_key_value_groups") and module.config is config:
             found.setdefault(module.layer_idx, module)

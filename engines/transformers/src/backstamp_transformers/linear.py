@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ def attach(served: Served) -> None:
     model = served.model()
     if served.hooks or not served.linear_layers or model is None:
         return
-    found = {
+    found: dict[object, nn.Module] = {
         module.layer_idx: module
         for module in model.modules()
         if hasattr(module, "layer_idx") and module.layer_idx in served.linear_layers and hasattr(module, "A_log")
@@ -98,7 +98,7 @@ class _Switch:
     def __init__(self, rule: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
         self._rule = rule
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **given: object) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
         calling = _thread.calling
         return self._rule(query, key, value, **given) if calling is None else _run(calling, query, key, value, **given)
 

@@ -8,6 +8,7 @@ does what it did for every other name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -57,7 +58,7 @@ def _mask(
     *,
     batch_size: int,
     q_length: int,
-    mask_function: object,
+    mask_function: Callable[..., object],
     config: PretrainedConfig,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,

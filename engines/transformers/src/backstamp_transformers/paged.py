@@ -8,7 +8,7 @@ instead, but where a chunk would overwrite keys of a sliding ring that it still 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class PagedKeys(NamedTuple):
     where: str
 
 
-def update(cache: PagedAttentionCache, key: Tensor, value: Tensor, layer: int, kwargs: dict[str, object]) -> None:
+def update(cache: PagedAttentionCache, key: Tensor, value: Tensor, layer: int, kwargs: dict[str, Any]) -> None:
     """Write `key, value [1, Hk, T, D]` and leave in `kwargs` where each row's keys lie."""
     allocator = cache.layer_to_allocator[layer]
     kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"][allocator.layer_type]

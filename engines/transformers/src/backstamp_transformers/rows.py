@@ -44,7 +44,8 @@ def read_rows(num_rows: int, q_len: int, q_offset: int, kv_offset: int, mask: Te
     if mask is None or bool(mask[:, :stop].all()):
         return whole
     seen = torch.nn.functional.pad(mask[:, :stop].bool(), (0, max(0, stop - mask.shape[1])), value=True).cpu()
-    counts, q_lens, kv_lens, firsts, tokens = seen.sum(1).tolist(), [], [], [], []
+    counts, q_lens, kv_lens, firsts = seen.sum(1).tolist(), [], [], []
+    tokens: list[int] = []
     for row, count in enumerate(counts):
         first = int(seen[row].int().argmax()) if count else stop
         last = first + count

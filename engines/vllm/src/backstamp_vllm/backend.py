@@ -103,7 +103,7 @@ class OfferedBackend(AttentionBackend):
             runner_of(get_current_vllm_config())
         except BackstampError as refusal:
             return [str(refusal)]
-        return super().validate_configuration(*args, **config)  # type: ignore[arg-type]
+        return super().validate_configuration(*args, **config)
 
     @classmethod
     def _all(cls, holds: Callable[[Offer], bool]) -> bool:

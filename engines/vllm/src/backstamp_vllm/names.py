@@ -91,7 +91,7 @@ def _offer(name: str, asked: Asked) -> None:
     _asked[name] = asked
     register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, f"backstamp_vllm.offered.{name}")
     # an enum member is pickled by its value, which a process that has not loaded this plugin yet cannot look up
-    AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)  # type: ignore[method-assign]
+    AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)
 
 
 def _is_cut_off() -> bool:

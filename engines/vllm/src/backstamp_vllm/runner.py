@@ -94,7 +94,7 @@ class EngineRunner:
         try:
             return resolve_on(_host_here(), question.launch, question.engine, question.model)
         except UnknownKey as cause:
-            if not asked.owner or catalogue_here().owner(asked.key, "attention") is not None:
+            if asked.key is None or not asked.owner or catalogue_here().owner(asked.key, "attention") is not None:
                 raise
             raise NotInstalled(
                 f"attention backend {asked.key!r} in this worker",
