@@ -69,14 +69,13 @@ def no_tokens_between(mask: Tensor) -> Tensor:
     ("mask", "more", "got"),
     [
         (no_tokens_between(torch.ones(3, 12)), {}, "row 0 with padding between its tokens"),
-        (torch.ones(3, 1, 12, 12, dtype=torch.bool), {}, r"one of shape \[3, 1, 12, 12\]"),
         (None, {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7]] * 3)}, "another rule"),
         (None, {"output_attentions": True}, "output_attentions"),
     ],
-    ids=["holes", "4d", "packed", "weights"],
+    ids=["holes", "packed", "weights"],
 )
 def test_a_mask_no_kernel_is_told_of_is_refused(mask: Tensor | None, more: dict[str, object], got: str) -> None:
-    """Custom masks, packed rows and attention weights raise at the first layer."""
+    """Holes, packed rows and attention weights raise at the first layer."""
     model = small_model("qwen3")
     with backstamp_transformers.use(model, "torch_native"), pytest.raises((NotServed, ValueError), match=got):
         logits(model, mask, **more)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from backstamp.attention import LayerSpec
 from backstamp_transformers.admission import served_for
+from backstamp_transformers.custom import custom_step
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.layers import AttentionModule
 from backstamp_transformers.masks import step_of
 from backstamp_transformers.paged import PagedKeys, paged_step
-from backstamp_transformers.step import Rule
+from backstamp_transformers.step import Rule, Step
 
 __all__ = ["attention_forward"]
 
@@ -51,7 +52,7 @@ def attention_forward(
     who = f"{type(module).__name__}, layer {module.layer_idx}"
     _check_call(who, query, dropout, position_bias, output_attentions)
     if backstamp_kv is None:
-        step = step_of(attention_mask, who)
+        step = _step(who, module, query, key, attention_mask)
         out = step.attend(query, key, value, module.layer_idx)
         served, rule = step.served, step.rule
     else:
@@ -63,6 +64,17 @@ def attention_forward(
         rule = Rule(True, served.specs[module.layer_idx].window_left)
     _check_layer(who, rule, served.specs[module.layer_idx], scaling, sliding_window, softcap, s_aux, is_causal)
     return out, None
+
+
+def _step(who: str, module: AttentionModule, query: Tensor, key: Tensor, mask: Tensor | None) -> Step:
+    if mask is None:
+        needed = "the mask that the model made for this implementation"
+        raise NotServed(who, needed=needed, found="none", fix="Use a model whose masks Transformers makes")
+    step = step_of(mask, who)
+    if step is not None:
+        return step
+    rows, _, q_len, _ = query.shape
+    return custom_step(served_for(module.config), mask, rows, q_len, key.shape[2], module.layer_idx)
 
 
 def _check_call(

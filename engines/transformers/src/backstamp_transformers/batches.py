@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from backstamp.attention import Batch, KVIndex
+from backstamp.attention import Batch, KVIndex, TreeMask
 from backstamp.declarations import Phase
 
 __all__ = ["index_of_runs", "index_of_slots", "make_batch", "phase_of"]
@@ -24,7 +24,12 @@ def phase_of(q_lens: Sequence[int]) -> Phase:
 
 
 def make_batch(
-    q_lens: Sequence[int], kv_lens: Sequence[int], causal: bool, index: KVIndex, device: torch.device
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    causal: bool,
+    index: KVIndex,
+    device: torch.device,
+    tree: TreeMask | None = None,
 ) -> Batch:
     """The batch of one step; `kv_lens` count this step's tokens too."""
     qo_indptr = torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32)
@@ -40,6 +45,7 @@ def make_batch(
         kv_lens=lens.to(device),
         index=index,
         causal=causal,
+        tree=tree,
         qo_indptr_host=qo_indptr,
         kv_lens_host=lens,
         token_rows=torch.repeat_interleave(rows, torch.tensor(q_lens)).to(device),

@@ -52,22 +52,17 @@ def mask_for(
     return mask
 
 
-def step_of(mask: Tensor | None, who: str) -> Step:
-    """The step a mask stands for.
+def step_of(mask: Tensor, who: str) -> Step | None:
+    """The step a mask stands for; None where it is not one of this module's but a caller's own of four dimensions.
 
     Raises:
-        NotServed: no mask, or one this module did not make: a caller's own, or one that was changed on the way.
+        NotServed: any other mask, or one of this module's that was changed on the way.
     """
-    step = None if mask is None else _steps.get(mask)
-    if step is not None:
-        return step
-    found = "none" if mask is None else f"one of shape {list(mask.shape)}"
-    raise NotServed(
-        who,
-        needed="the mask that the model made for this implementation",
-        found=found,
-        fix="Pass a 2-D attention_mask, or use another attn_implementation for masks of your own",
-    )
+    step: Step | None = _steps.get(mask)
+    if step is None and (mask.dim() != 4 or not mask.numel()):
+        needed = "the mask that the model made for this implementation, or one of four dimensions"
+        raise NotServed(who, needed=needed, found=f"one of shape {list(mask.shape)}")
+    return step
 
 
 def _rule_of(mask_function: Callable[..., object], window: int | None) -> Rule:

@@ -103,7 +103,7 @@ class PagedStep:
             kv_lens = _lengths(cu_seq_lens_k)
             group = self.groups[spec.group] = _Group(kv_lens, max(kv_lens))
         served.fit(Bounds(len(self.q_lens), self.num_tokens, len(keys.k), group.longest), q.dtype, q.device)
-        backend, form = served.places[self.phase, layer]
+        backend, form, _ = served.places[self.phase, layer]
         at = (id(backend), spec.group, keys.where)
         if at not in self.states:
             index = index_of_slots(keys.slots, group.kv_lens, form)

@@ -48,10 +48,11 @@ class Bounds(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What serves a layer in a phase: the built backend, and the first index form its row reads."""
+    """What serves a layer in a phase: the built backend, the first index form its row reads, what its row declares."""
 
     backend: AttentionBackend[object]
     index_form: str
+    features: frozenset[str]
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class Served:
                 backend = cast("AttentionBackend[object]", backends.serving_attention_backend(phase, at))
                 forms = row.offer.index_forms
                 form = next(form for form in ("page_table", "csr", "indirect") if form in forms)
-                found += [((phase, layer), Place(backend, form)) for layer in group.layers]
+                found += [((phase, layer), Place(backend, form, row.offer.features)) for layer in group.layers]
         return found
 
     def _config(self) -> PretrainedConfig:

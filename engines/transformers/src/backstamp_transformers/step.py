@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backstamp.attention import AttentionBackend, Batch, LayerSpec, PagedKV
+from backstamp.attention import AttentionBackend, Batch, LayerSpec, PagedKV, TreeMask
 from backstamp.declarations import Phase
+from backstamp.stamp import read_stamp
 from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.rows import Rows
@@ -43,6 +44,7 @@ class Step:
 
     Attributes:
         rule: what the mask of this forward says.
+        tree: bool `[B, Q, Q]`, which of this forward's tokens each token sees in place of the causal rule, or None.
         phase, longest, last_key: read of the rows once: which kernel serves them, their most keys, and how many keys a
             cache has to hand over.
         states: each kernel and what it planned, by kernel and row stride; a kernel is kept, and so its id its own.
@@ -52,6 +54,7 @@ class Step:
     rows: Rows
     rule: Rule
     device: torch.device
+    tree: Tensor | None = None
     states: dict[tuple[int, int], tuple[AttentionBackend[object], object]] = field(default_factory=dict)
     phase: Phase = field(init=False)
     longest: int = field(init=False)
@@ -89,7 +92,15 @@ class Step:
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
         served = self.served
         served.fit(Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest), q.dtype, q.device)
-        (backend, form), spec = served.places[self.phase, layer], served.specs[layer]
+        (backend, form, features), spec = served.places[self.phase, layer], served.specs[layer]
+        if self.tree is not None and "tree_mask" not in features:
+            stamp = read_stamp(backend)
+            raise NotServed(
+                f"{self.phase} attention backend {stamp.kernel!r} (plugin {stamp.plugin.name}), layer {layer}",
+                needed="the causal rule among a step's tokens: it declares no tree_mask",
+                found="a mask of the caller's own",
+                fix="Ask for a kernel that declares tree_mask (docs/backends.md), or for sdpa or eager",
+            )
         key = (id(backend), slots.row_stride)
         if key not in self.states:
             self.states[key] = backend, backend.plan(self._batch(slots.row_stride, form))
@@ -101,7 +112,8 @@ class Step:
         rows = self.rows
         firsts = [row * row_stride + first for row, first in enumerate(rows.kv_first)]
         index = index_of_runs(firsts, rows.kv_lens, index_form, self.device)
-        return make_batch(rows.q_lens, rows.kv_lens, self.rule.causal, index, self.device)
+        tree = None if self.tree is None else TreeMask(kind="qlen", buffer=self.tree)
+        return make_batch(rows.q_lens, rows.kv_lens, self.rule.causal, index, self.device, tree)
 
 
 def dense_slots(k: Tensor, v: Tensor) -> Slots:
