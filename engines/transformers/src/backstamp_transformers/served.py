@@ -6,9 +6,10 @@ model runs in another dtype or on another device than it was admitted with, and 
 
 from __future__ import annotations
 
+import logging
 import weakref
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,12 +24,15 @@ from backstamp.discovery import discover
 from backstamp.host import HostFacts, this_host
 from backstamp.plan import Plan
 from backstamp.resolution import resolve
+from backstamp.stamp import read_stamp
 from backstamp_transformers.asked import Asked
 from backstamp_transformers.engine_facts import ENGINE, model_facts
 from backstamp_transformers.errors import NotServed, in_engine_idiom
 from backstamp_transformers.layers import layer_specs, linear_specs
 
 __all__ = ["PHASES", "Bounds", "Place", "Served"]
+
+LOG: Final = logging.getLogger(__name__)
 
 #: The phases a Transformers model runs; assisted generation verifies with chunks that the prefill kernel serves.
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
@@ -95,12 +99,14 @@ class Served:
         """
         catalogue = asked.catalogue if asked.catalogue is not None else build_catalogue(discover())
         plan = _resolve(config, asked, catalogue, dtype, device)
+        _tell_plan(plan)
         return cls(weakref.ref(model), weakref.ref(config), asked, catalogue, plan, dtype, device)
 
     def fit(self, step: Bounds, dtype: torch.dtype, device: torch.device) -> None:
         """Have kernels for a step of this size, dtype and device; builds or builds anew where they are not there."""
         if (dtype, device) != (self.dtype, self.device):
             self.plan = _resolve(self._config(), self.asked, self.catalogue, dtype, device)
+            _tell_plan(self.plan)
             self.dtype, self.device, self.backends = dtype, device, None
         grown = self.bounds.including(step)
         if self.backends is None or grown != self.bounds:
@@ -124,6 +130,7 @@ class Served:
         )
         with in_engine_idiom():
             self.backends = build(self.plan, shape, self.catalogue)
+        _tell_stamps(self.backends)
         self.places = dict(self._places(self.backends))
         rows = self.plan.linear.rows if self.plan.linear is not None else ()
         self.linear_places = {
@@ -164,6 +171,24 @@ def _resolve(
     facts = model_facts(config, str(dtype))
     with in_engine_idiom():
         return resolve(asked.launch(), ENGINE, facts, _host(device), catalogue)
+
+
+def _tell_plan(plan: Plan) -> None:
+    phases = "; ".join(
+        f"{row.phase} {row.kernel} ({row.plugin.distribution} {row.plugin.version}, {row.source})"
+        for row in plan.running
+        if row.plugin is not None
+    )
+    LOG.info("Backstamp plan for %s: %s; digest %s", plan.model, phases, plan.digest[:12])
+    for warning in plan.warnings:
+        LOG.warning("Backstamp plan, %s: %s", warning.code, warning.text)
+
+
+def _tell_stamps(backends: RunnerBackends) -> None:
+    built = (*backends.objects.values(), *backends.linear_objects.values())
+    for stamp in dict.fromkeys(map(read_stamp, built)):
+        plugin = f"{stamp.plugin.distribution} {stamp.plugin.version}"
+        LOG.info("Backstamp built %s for %s: %s", stamp.kernel, ", ".join(stamp.phases), plugin)
 
 
 def _host(device: torch.device) -> HostFacts:

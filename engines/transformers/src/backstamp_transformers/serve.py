@@ -1,0 +1,87 @@
+"""`backstamp-transformers serve`: Transformers' own server, its models on the resolved kernels.
+
+In: the flags of a request, and whatever `transformers serve` takes. Out: that command under a name of ours, which its
+model manager, made for Transformers' own names, lets in. Plan and stamps go to stderr; a refusal ends the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.transformers import app
+
+from backstamp.errors import BackstampError
+from backstamp_transformers.asked import PREFIX
+from backstamp_transformers.entry import implementation
+
+__all__ = ["device_type", "main", "open_serving"]
+
+_validate: Final = ModelManager._validate_args
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the server until it is stopped; exits as `transformers serve` does, or with a refusal's text."""
+    parser = _parser()
+    asked, rest = parser.parse_known_args(arguments)
+    if any(word.partition("=")[0] == "--attn-implementation" for word in rest):
+        parser.error("needs keys, as --attention-backend KEY, got --attn-implementation")
+    logging.basicConfig(format="%(levelname)s [%(name)s] %(message)s")
+    logging.getLogger("backstamp_transformers").setLevel(logging.INFO)
+    try:
+        name = implementation(
+            asked.both,
+            prefill=asked.prefill,
+            decode=asked.decode,
+            linear=asked.linear,
+            device=device_type(asked.device),
+        )
+        open_serving()
+        app(["serve", "--attn-implementation", name, "--device", asked.device, *rest])
+    except BackstampError as refusal:
+        sys.exit(str(refusal))
+
+
+def open_serving() -> None:
+    """Let our names past the server's own list; every other name is checked as before."""
+    ModelManager._validate_args = _validate_all_but_ours
+
+
+def device_type(device: str) -> str | None:
+    """The torch device type of the server's own flag; None where it leaves the choice to Transformers."""
+    if device.isdigit():
+        return "cuda"
+    return None if device == "auto" else device.partition(":")[0]
+
+
+def _validate_all_but_ours(self: ModelManager) -> None:
+    name = self.attn_implementation
+    if name is not None and name.startswith(PREFIX):
+        self.attn_implementation = None
+    try:
+        _validate(self)
+    finally:
+        self.attn_implementation = name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="backstamp-transformers",
+        allow_abbrev=False,
+        description="Transformers' server on Backstamp's kernels.",
+        epilog="Everything else is handed to `transformers serve`, whose own --help lists it.",
+    )
+    parser.add_argument("command", choices=["serve"])
+    for flag, name, what in (
+        ("--attention-backend", "both", "both halves"),
+        ("--prefill-attention-backend", "prefill", "prefill"),
+        ("--decode-attention-backend", "decode", "decode"),
+        ("--linear-attn-backend", "linear", "linear layers"),
+    ):
+        parser.add_argument(flag, dest=name, metavar="KEY", help=f"the key of {what}; unset is auto")
+    parser.add_argument("--device", default="auto", help="as in `transformers serve`")
+    return parser
