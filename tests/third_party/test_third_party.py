@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.children import ordinary_environment
 from tests.sites import command
+from tests.third_party.installing import install_third_parties
 
 HERE = Path(__file__).parent
 PHASES = {"prefill", "decode", "verify", "draft_decode", "draft_extend"}
@@ -20,16 +20,7 @@ PHASES = {"prefill", "decode", "verify", "draft_decode", "draft_extend"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both of them, installed by pip into a folder of their own."""
-    folder = tmp_path_factory.mktemp("third-party")
-    for name in ("acme-attention", "swift-triton"):
-        # a copy: building leaves its traces beside the sources
-        source = folder / name
-        shutil.copytree(HERE / name, source)
-        options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-        program = [sys.executable, "-m", "pip", "install", *options, "--target", folder / "site", source]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "site"
+    return install_third_parties(tmp_path_factory.mktemp("third-party"), "acme-attention", "swift-triton")
 
 
 def served(site: Path, *arguments: str) -> dict[str, object]:

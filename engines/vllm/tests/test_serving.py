@@ -10,6 +10,7 @@ from engines.vllm.tests.models import write_models
 from engines.vllm.tests.serve_once import CHUNK, NUM_PROMPTS, prompts
 from engines.vllm.tests.serving import Served, serve
 from tests.documents import install_documented_plugin
+from tests.third_party.installing import install_third_parties
 
 PAIR = {"prefill_attention_backend": "flex_attention", "decode_attention_backend": "torch_native"}
 
@@ -91,11 +92,22 @@ def test_a_pair_serves_each_half_by_its_own_kernel(
     assert (served.touched or {})["decode_first"] == 1
 
 
-def test_a_third_party_plugin_serves(models: dict[str, Path], own: dict[str, Served], tmp_path: Path) -> None:
-    """The documented plugin, without a line for vLLM: its key is a name, and the worker runs its kernel."""
+def test_the_documented_plugin_serves(models: dict[str, Path], own: dict[str, Served], tmp_path: Path) -> None:
+    """What docs/write-a-plugin.md has its reader write, without a line for vLLM: the worker runs its kernel."""
     served = serve(tmp_path, models["full"], site=third_party(tmp_path), attention_backend="acme_attention")
     assert served.tokens == own["full"].tokens, served.log[-4000:]
     assert set(served.kernels("prefill")) == {"acme_attention_naive"}
+
+
+def test_an_installed_third_party_plugin_serves(
+    models: dict[str, Path], own: dict[str, Served], tmp_path: Path
+) -> None:
+    """The distribution that Transformers' suite installs too: its key is a name, and its windows are vLLM's."""
+    site = install_third_parties(tmp_path, "acme-attention")
+    served = serve(tmp_path / "served", models["window"], site=site, attention_backend="acme")
+    assert served.tokens == own["window"].tokens, served.log[-4000:]
+    stamps = [half for halves in (served.stamps or {}).values() for half in halves.values()]
+    assert {stamp["plugin"]["distribution"] for stamp in stamps} == {"acme-attention"}
 
 
 BROKEN = {
