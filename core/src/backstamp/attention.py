@@ -69,6 +69,7 @@ class TreeMask:
     Tokens before this step (the prefix) are visible to every verify token. A token's logical position is the prefix
     length plus the number of tree tokens it sees, less one; sliding windows count from that position. The target's
     backend owns `buffer` and a tree kernel may fill it after `plan`, so a backend reads it in `forward` or `replan`.
+    A prefill may bring one too: a mask of the engine's caller, under which a token may see later ones.
 
     - `full`: bool, flat, row b occupies `[q_len_b, kv_len_b]` from element `indptr[b]`;
     - `qlen`: bool `[B, S, S]`, only this step's tokens, `indptr` None;

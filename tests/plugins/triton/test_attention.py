@@ -12,7 +12,7 @@ import dataclasses
 import pytest
 import torch
 
-from backstamp.attention import KVIndex, LayerSpec, PagedKV, RaggedKV
+from backstamp.attention import KVIndex, LayerSpec, PagedKV, RaggedKV, TreeMask
 from backstamp.testing.reference import reference_attention, relative_error
 from tests.plugins.triton.cases import NAN, Case, build_attention, check, make, run
 
@@ -78,6 +78,16 @@ def test_the_kernel_agrees_with_float64_reference(case):
     drawn = make(case)
     out, lse = run(case, drawn)
     check(case, drawn, out, lse)
+
+
+def test_a_prefill_takes_any_mask_among_its_tokens():
+    """What an engine's caller may bring is no tree of drafts: tokens that see later ones, and some that see few."""
+    case = Case("prefill-qlen", ((20, 20), (20, 50)), tree="qlen", dtype="fp32", page_size=1)
+    drawn = make(case)
+    seen = torch.rand(drawn.batch.tree.buffer.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    drawn = dataclasses.replace(drawn, batch=dataclasses.replace(drawn.batch, tree=TreeMask(kind="qlen", buffer=seen)))
+    assert drawn.batch.phase == "prefill"
+    check(case, drawn, *run(case, drawn))
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
