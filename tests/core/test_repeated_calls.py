@@ -136,7 +136,13 @@ CHOSEN = torch.zeros(5, 4, dtype=torch.int32)
 
 @pytest.mark.parametrize(
     "wrong",
-    [shaped(CHOSEN, size=(6, 4)), CHOSEN[0], shaped(CHOSEN, dtype=torch.int64), shaped(CHOSEN, device="meta"), None],
+    [
+        shaped(CHOSEN, size=(6, 4)),
+        CHOSEN[..., None],
+        shaped(CHOSEN, dtype=torch.int64),
+        shaped(CHOSEN, device="meta"),
+        None,
+    ],
     ids=lambda wrong: "None" if wrong is None else f"{tuple(wrong.shape)} {wrong.dtype} {wrong.device}",
 )
 def test_chosen_keys_are_compared_in_every_call(wrong: torch.Tensor | None, whole: list[int]) -> None:
