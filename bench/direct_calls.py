@@ -1,12 +1,14 @@
-"""What a built backend's `forward` comes down to: the same library call on the same tensors, without us.
+"""What a built backend's `forward` and `plan` come down to: the same library calls on the same tensors, without us.
 
-In: a built backend and its step. Out: a call, and how it was found. Launches of Triton kernels and calls of registered
-operators are recorded while `forward` runs once, and repeated as they were; the other libraries are called by hand.
+In: a built backend and its step. Out: a call, and how it was found. Launches of Triton kernels, calls of flashinfer's
+wrappers and of registered operators are recorded while the backend runs once, and repeated as they were; libraries with
+one public function for the work are called through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +21,11 @@ from linear_peers import linear_peers
 from peers import attention_peers
 from steps import AttentionStep, LinearStep
 
-__all__ = ["Direct", "direct_call", "direct_plan"]
+__all__ = ["Direct", "direct_call", "direct_plan", "recorded"]
 
 #: The peer that is a kernel's own library, by (kernel, family).
 _PEERS = {
-    ("flashinfer", "mla"): "flashinfer MLA, fa3",
+    ("fa3", "mha"): "FA3 paged",
     ("flashmla", "mla"): "flash_mla dense",
     ("dsa", "sparse_mla"): "flash_mla sparse",
     ("flashinfer", "gdn"): "flashinfer",
@@ -31,6 +33,13 @@ _PEERS = {
     ("triton", "kda"): "fla chunk",
     ("flashkda", "kda"): "flash_kda",
 }
+_WRAPPERS = (
+    ("flashinfer.decode", "BatchDecodeWithPagedKVCacheWrapper"),
+    ("flashinfer.prefill", "BatchPrefillWithPagedKVCacheWrapper"),
+    ("flashinfer.prefill", "BatchPrefillWithRaggedKVCacheWrapper"),
+    ("flashinfer.mla", "BatchMLAPagedAttentionWrapper"),
+    ("flashinfer.attention", "BatchAttentionWithAttentionSinkWrapper"),
+)
 
 
 class Direct(NamedTuple):
@@ -44,50 +53,75 @@ def direct_call(serving: Serving, kernel: str, step: AttentionStep | LinearStep)
     """The call under a backend's `forward`; None where nothing here knows it."""
     state = serving.plan()
     serving.forward(state)
+
+    def forward() -> object:
+        return serving.forward(state)
+
     if serving.library == "triton":
-        launches = _recorded_launches(lambda: serving.forward(state))
-        return Direct(lambda: [call() for call in launches], f"{len(launches)} launches") if launches else None
+        from triton.runtime.jit import JITFunction
+
+        return _all(recorded(forward, [(JITFunction, "run")]), "launches")
     if kernel == "torch_native":
         plain = isinstance(step, AttentionStep) and step.shape.work == "decode"
         return Direct(_gather_and_attend(step, serving.out), "gather and SDPA") if plain else None
     if serving.library == "torch":
         # compiled or explicit, in more calls than one
         return None
-    if kernel == "flashinfer" and serving.offer.family == "mha" and step.shape.phase == "decode":
-        return Direct(_flashinfer_decode(step, serving.out)[0], "wrapper.run")
-    operators = _recorded_operators(lambda: serving.forward(state))
-    if operators:
-        return Direct(lambda: [call() for call in operators], f"{len(operators)} operators")
+    if wrapped := _all(recorded(forward, _wrapper_methods("run")), "wrapper.run"):
+        return wrapped
     named = _PEERS.get((kernel, serving.offer.family))
     peers = linear_peers(step.shape) if isinstance(step, LinearStep) else attention_peers(step.shape)
     peer = next((one for one in peers if named is not None and one.kernel.startswith(named)), None)
-    return Direct(peer.prepare(step).run, peer.kernel) if peer is not None else None
+    if peer is not None:
+        return Direct(peer.prepare(step).run, peer.kernel)
+    return _all(_recorded_operators(forward), "operators")
 
 
-def direct_plan(serving: Serving, kernel: str, step: AttentionStep | LinearStep) -> Direct | None:
+def direct_plan(serving: Serving) -> Direct | None:
     """The library's own planning of a step; None where it has none."""
-    if kernel == "flashinfer" and serving.offer.family == "mha" and step.shape.phase == "decode":
-        return Direct(_flashinfer_decode(step, serving.out)[1], "wrapper.plan")
-    return None
+    return _all(recorded(serving.plan, _wrapper_methods("plan")), "wrapper.plan")
 
 
-def _recorded_launches(run: Callable[[], object]) -> list[Callable[[], object]]:
-    """Every launch of a Triton kernel, to be repeated through the same function with the same arguments."""
-    from triton.runtime.jit import JITFunction
+def recorded(run: Callable[[], object], methods: Sequence[tuple[type, str]]) -> list[Callable[[], object]]:
+    """Every call of these methods while `run` runs, to be repeated on the same object with the same arguments."""
+    calls: list[Callable[[], object]] = []
+    inside = False
 
-    launches: list[Callable[[], object]] = []
-    launch = JITFunction.run
+    def recording(method: Callable[..., object]) -> Callable[..., object]:
+        def record(self: object, *arguments: object, **named: object) -> object:
+            nonlocal inside
+            # what a recorded call does inside is a part of it
+            if inside:
+                return method(self, *arguments, **named)
+            calls.append(lambda: method(self, *arguments, **named))
+            inside = True
+            try:
+                return method(self, *arguments, **named)
+            finally:
+                inside = False
 
-    def record(self: Any, *arguments: Any, **named: Any) -> Any:
-        launches.append(lambda: launch(self, *arguments, **named))
-        return launch(self, *arguments, **named)
+        return record
 
-    JITFunction.run = record
+    originals = [(of, name, of.__dict__[name]) for of, name in methods]
     try:
+        for of, name, method in originals:
+            setattr(of, name, recording(method))
         run()
     finally:
-        JITFunction.run = launch
-    return launches
+        for of, name, method in originals:
+            setattr(of, name, method)
+    return calls
+
+
+def _all(calls: Sequence[Callable[[], object]], what: str) -> Direct | None:
+    return Direct(lambda: [call() for call in calls], f"{len(calls)} {what}") if calls else None
+
+
+def _wrapper_methods(name: str) -> list[tuple[type, str]]:
+    """One method of each of flashinfer's wrappers that has its own, of those a backend may have imported."""
+    modules = [(sys.modules.get(module), of) for module, of in _WRAPPERS]
+    classes = [getattr(module, of) for module, of in modules if module is not None]
+    return [(of, name) for of in classes if name in of.__dict__]
 
 
 def _recorded_operators(run: Callable[[], object]) -> list[Callable[[], object]]:
@@ -127,25 +161,3 @@ def _gather_and_attend(step: AttentionStep, out: Tensor) -> Callable[[], object]
         return out
 
     return run
-
-
-def _flashinfer_decode(step: AttentionStep, out: Tensor) -> tuple[Callable[[], object], Callable[[], object]]:
-    """`run` and `plan` of the library's decode wrapper, planned from host lengths as we plan it."""
-    import flashinfer
-
-    assert step.kv is not None, "a step with a cache"
-    index, (heads, kv_heads), (dim, _) = step.batch.index, step.shape.heads, step.shape.dims
-    workspace = torch.zeros(128 << 20, device=step.q.device, dtype=torch.uint8)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    lens = step.batch.kv_lens_host
-    assert lens is not None, "every step has them"
-    assert index.kv_indptr is not None, "every paged step has it"
-    last, indptr = (lens - 1) % index.page_size + 1, index.kv_indptr.cpu()
-    dtypes = {"q_data_type": torch.bfloat16, "kv_data_type": torch.bfloat16, "sm_scale": step.layer.scale}
-
-    def plan() -> object:
-        return wrapper.plan(indptr, index.kv_indices, last, heads, kv_heads, dim, index.page_size, **dtypes)
-
-    plan()
-    caches = (step.kv.k, step.kv.v)
-    return lambda: wrapper.run(step.q, caches, out=out), plan

@@ -146,7 +146,7 @@ def measure(shape: Shape, here: Here, asked: Sequence[str] = (), profile: bool =
 
 def _costs(serving: Serving, kernel: str, step: AttentionStep | LinearStep) -> Row:
     state = serving.plan()
-    direct, own = direct_call(serving, kernel, step), direct_plan(serving, kernel, step)
+    direct, own = direct_call(serving, kernel, step), direct_plan(serving)
     runs: dict[str, Callable[[], object]] = {"forward_us": lambda: serving.forward(state), "plan_us": serving.plan}
     if direct is not None:
         runs["direct_us"] = direct.run

@@ -45,7 +45,7 @@ def test_the_direct_call_does_what_the_backend_does(bench, serving) -> None:
     direct.run()
     assert torch.equal(backend.out, wanted)
     assert direct.what == "gather and SDPA"
-    assert bench[1].direct_plan(backend, "torch_native", step) is None
+    assert bench[1].direct_plan(backend) is None
 
 
 def test_operators_of_others_are_recorded_and_repeated(bench) -> None:
@@ -69,6 +69,38 @@ def test_operators_of_others_are_recorded_and_repeated(bench) -> None:
         call()
     assert seen == [2, 5, 2, 5]
     assert x.tolist() == [10.0] * 3
+
+
+def test_methods_of_a_library_are_recorded_and_repeated(bench) -> None:
+    """With the same object and arguments; what one does inside is a part of it, and the class is left as it was."""
+    seen: list[tuple[str, int]] = []
+
+    class Wrapper:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def plan(self, by: int) -> None:
+            seen.append((self.name, by))
+            if by:
+                self.plan(0)
+
+    plan = Wrapper.plan
+    one, other = Wrapper("one"), Wrapper("other")
+
+    def run() -> None:
+        one.plan(2)
+        other.plan(by=5)
+
+    calls = bench[1].recorded(run, [(Wrapper, "plan")])
+    first = seen.copy()
+    assert first == [("one", 2), ("one", 0), ("other", 5), ("other", 0)]
+    assert Wrapper.plan is plan
+    for call in calls:
+        call()
+    assert seen == first * 2
+    with pytest.raises(ZeroDivisionError):
+        bench[1].recorded(lambda: 1 / 0, [(Wrapper, "plan")])
+    assert Wrapper.plan is plan
 
 
 def test_both_take_turns_and_as_many_calls(bench) -> None:
