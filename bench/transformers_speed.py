@@ -1,0 +1,186 @@
+"""Tokens a second of Transformers on our kernels, beside its own attention in one run.
+
+    python bench/transformers_speed.py [--implementations NAME...] [--rounds N] [--tiny] [--json] [--output FILE]
+
+One Llama of 1.1 billion random bf16 parameters: `generate` with eight prompts of 1024 tokens, and `generate_batch`
+(continuous batching) with 32 prompts of 64 to 1024, 128 new tokens each. A name with a slash is one of ours
+(`backstamp/fa3`; `backstamp/fa3+flashinfer` is a pair), any other Transformers' own. Each is held to `sdpa` first: the
+logits behind the prompts. Times are medians of rounds taken in turn; one that cannot run here says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+import backstamp_transformers
+
+__all__ = ["WORKS", "measure"]
+
+OWN: Final = ("sdpa", "flash_attention_3", "flash_attention_2")
+OURS: Final = ("backstamp/triton", "backstamp/fa3", "backstamp/flashinfer", "backstamp/fa3+triton")
+#: Most relative error of a logit row in bf16.
+BOUND: Final = 3e-2
+
+
+class Load(NamedTuple):
+    """The model, the prompts of both works, the tokens each asks for, blocks of the cache (None: all that fit)."""
+
+    config: LlamaConfig
+    dtype: torch.dtype
+    prompts: tuple[int, int]
+    lengths: tuple[int, ...]
+    new_tokens: int
+    blocks: int | None = None
+
+
+_BIG: Final = {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "num_attention_heads": 16}
+_SMALL: Final = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}
+FULL: Final = Load(
+    LlamaConfig(vocab_size=32000, num_key_value_heads=4, max_position_embeddings=4096, **_BIG),
+    torch.bfloat16,
+    (8, 1024),
+    tuple(64 + 31 * (at * 7 % 32) for at in range(32)),
+    128,
+)
+TINY: Final = Load(
+    LlamaConfig(vocab_size=128, num_key_value_heads=2, max_position_embeddings=256, **_SMALL),
+    torch.float32,
+    (2, 24),
+    (5, 19, 33),
+    8,
+    64,
+)
+
+
+def main() -> int:
+    """Measure, print, and keep what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--implementations", nargs="+", default=[*OWN, *OURS], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="a small model; its times are no figures")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="write the rows into this file")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = list(measure(TINY if options.tiny else FULL, options.implementations, options.rounds, device))
+    about = {
+        "host": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "results": rows,
+    }
+    if options.output is not None:
+        options.output.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    print(json.dumps(about, indent=1) if options.json else _table(rows))
+    return int(any(row.get("status") == "wrong" for row in rows))
+
+
+def measure(load: Load, names: Sequence[str], rounds: int, device: str) -> Iterator[dict[str, Any]]:
+    """A row of each work and implementation: tokens a second and the ratio to the best, or why there is none."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LlamaForCausalLM(load.config).to(load.dtype).eval()
+    prompts = torch.randint(2, load.config.vocab_size, load.prompts, device=device)
+    model.set_attn_implementation("sdpa")
+    truth = _logits(model, prompts)
+    for work, run in WORKS.items():
+        speeds: dict[str, list[float]] = {}
+        for name in names:
+            try:
+                with _served(model, name):
+                    error = float((_logits(model, prompts) - truth).norm() / truth.norm())
+                    if error > BOUND:
+                        found = f"relative error {error:.1e}"
+                        yield {"work": work, "implementation": name, "status": "wrong", "reason": found}
+                        continue
+                    # the first run compiles
+                    run(model, prompts, load)
+                speeds[name] = []
+            except Exception as cause:
+                reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"[:300]
+                yield {"work": work, "implementation": name, "status": "not run", "reason": reason}
+        for _ in range(rounds):
+            for name, told in speeds.items():
+                with _served(model, name):
+                    began = time.perf_counter()
+                    tokens = run(model, prompts, load)
+                    told.append(tokens / (time.perf_counter() - began))
+        medians = {name: statistics.median(told) for name, told in speeds.items()}
+        for name, speed in medians.items():
+            ratio = round(speed / max(medians.values()), 3)
+            yield {"work": work, "implementation": name, "tokens_per_s": round(speed, 1), "ratio_to_best": ratio}
+
+
+@contextlib.contextmanager
+def _served(model: LlamaForCausalLM, name: str) -> Iterator[None]:
+    """The model on one implementation, its own or ours."""
+    ours, _, keys = name.partition("/")
+    if not keys:
+        model.set_attn_implementation(name)
+        yield
+        return
+    if ours != "backstamp":
+        raise ValueError(f"implementation {name!r}: needs backstamp/KEY or a name of Transformers, got {ours}/")
+    prefill, _, decode = keys.partition("+")
+    with backstamp_transformers.use(model, prefill=prefill, decode=decode or prefill):
+        yield
+
+
+@torch.no_grad()
+def _logits(model: LlamaForCausalLM, prompts: torch.Tensor) -> torch.Tensor:
+    return model(prompts, use_cache=True).logits[:, -1].float()
+
+
+@torch.no_grad()
+def _generate(model: LlamaForCausalLM, prompts: torch.Tensor, load: Load) -> int:
+    found = model.generate(prompts, generation_config=_generation(load))
+    return int(found.shape[0] * (found.shape[1] - prompts.shape[1]))
+
+
+@torch.no_grad()
+def _generate_batch(model: LlamaForCausalLM, prompts: torch.Tensor, load: Load) -> int:
+    draw = torch.Generator().manual_seed(1)
+    requests = [torch.randint(2, load.config.vocab_size, (n,), generator=draw).tolist() for n in load.lengths]
+    batching = ContinuousBatchingConfig(auto_switch_to_flash=False, num_blocks=load.blocks)
+    found = model.generate_batch(
+        inputs=requests,
+        generation_config=_generation(load),
+        continuous_batching_config=batching,
+        progress_bar=False,
+    )
+    count = sum(len(of.generated_tokens) for of in found.values())
+    if count < len(requests) * load.new_tokens:
+        raise RuntimeError(f"generate_batch answered {count} tokens of {len(requests) * load.new_tokens}")
+    return count
+
+
+WORKS: Final = {"generate": _generate, "generate_batch": _generate_batch}
+
+
+def _generation(load: Load) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=load.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{'work':16}{'implementation':28}{'tokens/s':>10}{'best':>7}"]
+    for row in rows:
+        name = f"{row['work']:16}{row['implementation']:28}"
+        told = f"{row['status']}: {row['reason']}" if "status" in row else None
+        lines.append(name + (told or f"{row['tokens_per_s']:>10.1f}{row['ratio_to_best']:>7.2f}"))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
