@@ -30,7 +30,7 @@ import torch
 
 from backstamp.catalogue import build_catalogue
 from backstamp.discovery import discover
-from backstamp.errors import BackstampError
+from backstamp.errors import BackstampError, BadInput
 from backstamp.host import HostFacts, this_host
 from check_runs import KERNEL_SECONDS as CHECK_SECONDS
 from check_runs import check_all, check_table, merge_lines
@@ -159,6 +159,10 @@ def draw(folder: Path, output: Path | None, parser: argparse.ArgumentParser) -> 
 def check(options: argparse.Namespace, host: HostFacts) -> int:
     """Hold kernels against float64 and put the lines beside what was timed, kernel by kernel as they end."""
     known = [kernel for slot, kernel in build_catalogue(discover()).rows if slot == "attention"]
+    unknown = sorted(set(options.check) - set(known))
+    if unknown:
+        needed = f"kernels of the catalogue: {', '.join(sorted(set(known)))}"
+        raise BadInput("--check", needed=needed, found=", ".join(unknown))
     output, owner = options.output, Owner.of(host)
     if output is not None:
         update(output, owner)

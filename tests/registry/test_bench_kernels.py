@@ -150,6 +150,14 @@ def test_a_timing_run_fails_where_a_kernel_was_wrong_or_failed(
     assert "k: because" in capsys.readouterr().out
 
 
+def test_a_kernel_nobody_knows_is_not_checked() -> None:
+    """A typing error would pass for kernels that all refused."""
+    child = run("--check", "torch_native", "tritno")
+    assert (child.returncode, child.stdout) == (2, "")
+    assert "--check: needs kernels of the catalogue" in child.stderr
+    assert child.stderr.rstrip().endswith("got tritno.")
+
+
 def test_without_a_gpu_nothing_is_timed() -> None:
     """A CPU's times of shapes like these would take a day."""
     environment = ordinary_environment() | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
