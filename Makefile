@@ -31,6 +31,9 @@ test-transformers: .venv-transformers/.ready
 test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pytest --durations=0 engines/vllm/tests
 
+test-sglang: .venv-sglang/.ready
+	.venv-sglang/bin/python -m pytest --durations=0 engines/sglang/tests
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,4 +66,11 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.demo
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check -r requirements/vllm.txt
 	.venv-vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	touch $@
+
+# SGLang's own dependencies are wheels for GPUs: it comes without them, and what serving on the CPU imports beside it
+.venv-sglang/.ready: requirements/sglang.txt $(PACKAGES) engines/sglang/pyproject.toml
+	test -x .venv-sglang/bin/python || $(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --disable-pip-version-check --no-deps sglang==0.5.23
+	.venv-sglang/bin/python -m pip install --disable-pip-version-check -r requirements/sglang.txt
 	touch $@

@@ -1,0 +1,120 @@
+"""Second step: server arguments and a model's config → what the resolver reads: launch, engine and model facts.
+
+In: SGLang's resolved arguments, its `ModelConfig` and the names asked for. Out: the resolver's arguments, or an error
+for what this adapter does not hand to a kernel yet. It reads configs only: no weights, no device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import sglang
+from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+from backstamp.declarations import Family
+from backstamp.engine import EngineFacts
+from backstamp.errors import Refused
+from backstamp.launch import Launch, Requests, make_launch
+from backstamp.model import LINEAR_FAMILIES, ModelFacts, group_layers, model_from_config
+from backstamp.row_checks import DTYPE_NAMES
+from backstamp_sglang.names import asked_by, is_ours
+
+if TYPE_CHECKING:
+    from sglang.srt.arg_groups.overrides import ResolvedView
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import ServerArgs
+
+__all__ = ["Question", "names_in", "question_of"]
+
+#: Attention whose layers SGLang calls with other tensors than queries, keys and values.
+_ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
+
+
+class Question(NamedTuple):
+    """What the resolver is asked for one model of one launch."""
+
+    launch: Launch
+    engine: EngineFacts
+    model: ModelFacts
+
+
+def names_in(view: ResolvedView) -> tuple[str, ...]:
+    """The names of ours that a launch asks for, of the pair and of the draft."""
+    asked = (*attention_backends_of(view), view.speculative_draft_attention_backend)
+    return tuple(dict.fromkeys(name for name in asked if is_ours(name)))
+
+
+def question_of(server_args: ServerArgs, config: ModelConfig) -> Question:
+    """What to resolve for the model of these arguments.
+
+    Raises:
+        BadModel: the model's config cannot be read. Refused: the launch needs what this adapter does not hand over.
+    """
+    view = resolved_view(server_args)
+    model = _model(config)
+    _check_reach(view, config, model)
+    return Question(_launch(view), _engine(view), model)
+
+
+def _launch(view: ResolvedView) -> Launch:
+    prefill, decode = (asked_by(name).key for name in attention_backends_of(view))
+    same = prefill == decode
+    return make_launch(
+        Requests(
+            attention_backend=prefill if same else None,
+            prefill_attention_backend=None if same else prefill,
+            decode_attention_backend=None if same else decode,
+            page_size=view.page_size,
+            chunked_prefill_size=view.chunked_prefill_size,
+            tp_size=view.tp_size // view.attn_dp_size,
+            deterministic=view.enable_deterministic_inference or None,
+        )
+    )
+
+
+def _engine(view: ResolvedView) -> EngineFacts:
+    chunked = view.chunked_prefill_size is not None and view.chunked_prefill_size > 0
+    return EngineFacts(
+        name=f"sglang {sglang.__version__}",
+        kv_forms=frozenset({"paged"}),
+        inputs=frozenset({"host_lens"}),
+        # no step of ours is captured: graphs are switched off with the request
+        graph="never",
+        prefix_cache=chunked or not view.disable_radix_cache,
+        components=frozenset({"main"}),
+    )
+
+
+def _model(config: ModelConfig) -> ModelFacts:
+    """The facts of the main model's attention; recurrences and towers stay with SGLang's own kernels."""
+    dtype = DTYPE_NAMES.get(str(config.dtype), str(config.dtype))
+    facts = model_from_config(config.hf_config.to_dict(), f"model config {config.model_path}", dtype)
+    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in LINEAR_FAMILIES) for mixers in facts.layers)
+    return replace(facts, layers=layers, groups=group_layers(layers), unread=())
+
+
+def _check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts) -> None:
+    """Refuse what a plan would promise and this adapter does not carry to the kernel."""
+    pair = attention_backends_of(view)
+    foreign = [name for name in pair if not is_ours(name)]
+    families = sorted({group.facts.family for group in model.groups})
+    mixed = {group.facts.attn_type for group in model.groups} - {"decoder"}
+    for needed, found, wrong in (
+        ("both halves from Backstamp", f"{', '.join(map(str, foreign))} beside it", bool(foreign)),
+        ("attention layers", "a model without any", not families),
+        ("layers of keys and values", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
+        ("decoder layers", "encoder or cross-attention layers", bool(mixed) or config.is_encoder_decoder),
+        ("a launch without speculation", view.speculative_algorithm, view.speculative_algorithm is not None),
+        ("a cache in the model's own dtype", f"--kv-cache-dtype {view.kv_cache_dtype}", view.kv_cache_dtype != "auto"),
+        ("one rank a sequence", "decode context parallelism", view.dcp_size > 1),
+        ("one rank a prompt", "context parallelism", view.attn_cp_size > 1),
+        ("one stream of steps", "two-batch overlap", view.enable_two_batch_overlap),
+        ("one stream of steps", "prefill and decode multiplexed", view.enable_pdmux),
+        ("a cache of one model", "unified memory", view.enable_unified_memory),
+        ("a cache of plain rows", "page-major layout", view.enable_page_major_kv_layout),
+        ("causal attention", "a diffusion language model", view.dllm_algorithm is not None),
+        ("one item a request", "multi-item scoring", view.enable_mis),
+    ):
+        if wrong:
+            raise Refused("backstamp-sglang", needed=needed, found=str(found), fix="Ask for SGLang's own backends")

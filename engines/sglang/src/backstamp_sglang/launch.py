@@ -1,0 +1,43 @@
+"""Third step: what the launched process settles before anything is spawned or a weight is read.
+
+In: server arguments that ask for one of our names. Out: a plan nobody refuses; its page size, and graphs switched off,
+among SGLang's own settings; and a marker for the processes SGLang spawns. It builds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolved_view
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
+
+from backstamp_sglang.facts import names_in
+from backstamp_sglang.names import LOG, marker_of
+from backstamp_sglang.runner import resolve_for
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+__all__ = ["settle_launch"]
+
+_SOURCE = "backstamp_sglang"
+
+
+def settle_launch(server_args: ServerArgs) -> None:
+    """Resolve once here, so that a refusal ends the launch; workers resolve again, on their own machine.
+
+    Raises:
+        BackstampError: as `resolve_for`.
+    """
+    view = resolved_view(server_args)
+    plan = resolve_for(server_args, model_config_of(server_args))
+    if view.page_size is None:
+        declare_resolution(server_args, _SOURCE, page_size=plan.page_size)
+    graphs = view.cuda_graph_config
+    if any(getattr(graphs, phase).backend != Backend.DISABLED for phase in (Phase.DECODE, Phase.PREFILL)):
+        LOG.warning("CUDA graphs are switched off: Backstamp's steps are not captured in SGLang")
+        for phase in (Phase.DECODE, Phase.PREFILL):
+            graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
+        declare_resolution(server_args, _SOURCE, cuda_graph_config=graphs)
+    # pickled with the arguments; a leading underscore is SGLang's own mark for what is no setting
+    server_args._backstamp = marker_of(names_in(view))

@@ -1,0 +1,143 @@
+"""Fourth step: one plan and its stamped backends for each model runner, in the process that runs it.
+
+In: a `ModelRunner` whose attention backend is one of our names, then its layers and the page size of its cache. Out: a
+plan, told in SGLang's log before weights load, and built backends, told with their stamps. It holds no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+from backstamp.attention import AttentionBackend
+from backstamp.compiled import HostCatalogue, compile_for
+from backstamp.construction import RunnerBackends, RunnerShape, build
+from backstamp.declarations import Phase
+from backstamp.errors import BuiltMismatch, NotInstalled, UnknownKey
+from backstamp.factory_loading import load_factory
+from backstamp.host import this_host
+from backstamp.plan import Plan
+from backstamp.plan_rows import GroupPlan
+from backstamp.resolution import resolve_on
+from backstamp.stamp import read_stamp
+from backstamp_sglang.facts import question_of
+from backstamp_sglang.names import LOG, asked_by, catalogue_here
+
+if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.server_args import ServerArgs
+
+__all__ = ["EngineRunner", "Serving", "resolve_for", "runner_of"]
+
+
+class Serving(NamedTuple):
+    """What serves some layers in one phase: a built backend and the index forms its row reads."""
+
+    backend: AttentionBackend[object]
+    index_forms: frozenset[str]
+
+
+class EngineRunner:
+    """One model runner's plan and what was built from it."""
+
+    def __init__(self, server_args: ServerArgs, config: ModelConfig) -> None:
+        self.plan = resolve_for(server_args, config)
+        for group in _groups_of(self.plan):
+            row = catalogue_here().row("attention", group)
+            if row is not None:
+                # a kernel library that does not import is told now, not after minutes of loading weights
+                load_factory(row, catalogue_here())
+        self._backends: RunnerBackends | None = None
+
+    def tell_plan(self) -> None:
+        """Say in SGLang's log what will run and why, once for all layers."""
+        phases = "; ".join(
+            f"{row.phase} {row.kernel} ({row.plugin.distribution} {row.plugin.version}, {row.source})"
+            for row in self.plan.running
+            if row.plugin is not None
+        )
+        LOG.info("Backstamp plan for %s: %s; digest %s", self.plan.model, phases, self.plan.digest[:12])
+        for warning in self.plan.warnings:
+            LOG.warning("Backstamp plan, %s: %s", warning.code, warning.text)
+
+    def build(self, shape: RunnerShape) -> RunnerBackends:
+        """What runs, built once: both halves of a pair ask for it."""
+        if self._backends is None:
+            self._backends = build(self.plan, shape, catalogue_here())
+            self._tell_stamps(self._backends)
+        return self._backends
+
+    def serving(self, phase: Phase, layer_id: int) -> Serving:
+        """What serves one layer in one phase.
+
+        Raises:
+            BuiltMismatch: the plan knows no such layer: SGLang runs another model than its config says.
+        """
+        assert self._backends is not None, "built with the layers"
+        for at, group in enumerate(self.plan.phase(phase).groups):
+            if layer_id in group.layers:
+                row = catalogue_here().row("attention", group)
+                assert row is not None, "a planned group has a row"
+                built = cast("AttentionBackend[object]", self._backends.serving_attention_backend(phase, at))
+                return Serving(built, row.offer.index_forms)
+        needed, found = "a layer of the plan", "one its config does not have"
+        raise BuiltMismatch(f"layer {layer_id} of {self.plan.model}", needed=needed, found=found)
+
+    def _tell_stamps(self, backends: RunnerBackends) -> None:
+        for stamp in dict.fromkeys(read_stamp(built) for built in backends.objects.values()):
+            library = f"{stamp.library.distribution} {stamp.library.version}" if stamp.library else "no library"
+            plugin = f"{stamp.plugin.distribution} {stamp.plugin.version}"
+            phases, page_size = ", ".join(stamp.phases), self.plan.page_size
+            LOG.info("Backstamp built %s for %s: %s, %s, pages of %d", stamp.kernel, phases, plugin, library, page_size)
+
+
+def resolve_for(server_args: ServerArgs, config: ModelConfig) -> Plan:
+    """The plan of a model in a launch that asks for one of our names.
+
+    Raises:
+        NotInstalled: a key that another process of this launch has and this one lacks. BackstampError: as `resolve`.
+    """
+    question = question_of(server_args, config)
+    try:
+        return resolve_on(_host_here(), question.launch, question.engine, question.model)
+    except UnknownKey as cause:
+        for name in attention_backends_of(resolved_view(server_args)):
+            asked = asked_by(name)
+            if asked.owner and asked.key is not None and catalogue_here().owner(asked.key, "attention") is None:
+                raise NotInstalled(
+                    f"attention backend {asked.key!r} in this process of SGLang",
+                    needed=f"{asked.owner}, which the process that was asked for it has",
+                    found="an environment without it",
+                    fix=f"Install {asked.owner} wherever SGLang runs schedulers",
+                ) from cause
+        raise
+
+
+def runner_of(runner: ModelRunner) -> EngineRunner:
+    """The plan of a model runner, made and told once.
+
+    Raises:
+        BackstampError: as `resolve_for`.
+    """
+    found = _runners.get(runner)
+    if found is None:
+        found = _runners[runner] = EngineRunner(runner.server_args, runner.model_config)
+        found.tell_plan()
+    return found
+
+
+_runners: WeakKeyDictionary[ModelRunner, EngineRunner] = WeakKeyDictionary()
+
+
+@cache
+def _host_here() -> HostCatalogue:
+    return compile_for(catalogue_here(), this_host())
+
+
+def _groups_of(plan: Plan) -> Sequence[GroupPlan]:
+    return tuple(dict.fromkeys(group for phase in plan.running for group in phase.groups))

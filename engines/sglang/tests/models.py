@@ -1,0 +1,56 @@
+"""Small seeded models with real weights: a model whose weights are near zero answers the same whatever attention does.
+
+In: a folder. Out: checkpoints that SGLang loads like any other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import Qwen3ForCausalLM as Qwen3
+
+__all__ = ["VOCAB", "WINDOW", "write_models"]
+
+VOCAB = 256
+#: Shorter than every prompt but a few.
+WINDOW = 32
+#: Wider than a fresh model's, so that greedy tokens differ from row to row and hang on attention.
+_SPREAD = 0.1
+#: SGLang gives Gemma tied embeddings whatever the config says; as wide as that, each token would answer itself.
+_EMBEDDED = 0.1
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": _SPREAD,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def write_models(folder: Path) -> dict[str, Path]:
+    """Write each model once; answers their folders by name."""
+    full = Qwen3Config(num_hidden_layers=3, tie_word_embeddings=False, **_SHAPE)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    windowed = Gemma3TextConfig(
+        num_hidden_layers=4, layer_types=kinds, sliding_window=WINDOW, query_pre_attn_scalar=32, **_SHAPE
+    )
+    return {
+        "full": _write(Qwen3, full, folder / "full"),
+        "window": _write(Gemma3ForCausalLM, windowed, folder / "window", _EMBEDDED),
+    }
+
+
+def _write(kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path, embedded: float = 1.0) -> Path:
+    torch.manual_seed(0)
+    model = kind(config).float()
+    model.get_input_embeddings().weight.data.mul_(embedded)
+    model.save_pretrained(folder)
+    return folder
