@@ -6,15 +6,20 @@ In: `engine.collective_rpc("backstamp_probe", path=...)`. Out: a JSON file, writ
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 
 def install() -> None:
     """The entry point: SGLang calls any method of its scheduler by name."""
+    from sglang.kernels.ops.speculative import cache_locs, spec_tree
     from sglang.srt.managers.scheduler import Scheduler
 
     Scheduler.backstamp_probe = _probe
+    if "TRITON_INTERPRET" in os.environ:
+        # SGLang's own Triton kernels around a draft, which it keeps for devices that have no others
+        cache_locs._is_xpu = spec_tree._is_xpu = True
 
 
 def _probe(self: object, path: str) -> None:
@@ -38,4 +43,14 @@ def _probe(self: object, path: str) -> None:
     # a module of ours is imported for it, so it is asked last
     from backstamp_sglang.stamps import stamps_of
 
-    Path(path).write_text(json.dumps({"touched": touched, "stamps": stamps_of(runner)}), "utf-8")
+    found = {"touched": touched, "stamps": stamps_of(runner)}
+    if self.draft_worker is not None:
+        draft = self.draft_worker._draft_worker.draft_runner
+        loop, extend = draft.draft_attn_backend, draft.attn_backend
+        made = (loop, *loop.attn_backends, extend)
+        found["draft"] = {
+            "named": [each.decode_attention_backend_str for each in made],
+            "made": [type(each).__module__.partition(".")[0] for each in made],
+            "stamps": stamps_of(draft),
+        }
+    Path(path).write_text(json.dumps(found), "utf-8")

@@ -48,12 +48,14 @@ def main(request: dict[str, object], probed: Path) -> dict[str, object]:
         sys.path.remove(request["parent_only"])
     engine = sglang.Engine(**{**_ENGINE, **request["engine"]})
     greedy = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
-    answers = engine.generate(input_ids=prompts(request["vocab"]), sampling_params=greedy)
+    asked = [tokens[-request["longest"] :] for tokens in prompts(request["vocab"])[: request["count"]]]
+    answers = engine.generate(input_ids=asked, sampling_params=greedy)
     engine.collective_rpc("backstamp_probe", path=str(probed))
     engine.shutdown()
     return {
         "tokens": [answer["output_ids"] for answer in answers],
         "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
+        "accepted": [answer["meta_info"].get("spec_correct_drafts_histogram") for answer in answers],
         **json.loads(probed.read_text("utf-8")),
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from backstamp.testing.dists import write_distribution
 from engines.sglang.tests.models import VOCAB
+from engines.sglang.tests.serve_once import NUM_PROMPTS
 
 __all__ = ["Served", "serve"]
 
@@ -23,7 +24,8 @@ _STAND_IN = 'def rotary_embedding(*tensors):\n    raise NotImplementedError("a s
 class Served:
     """What one launch came to; `tokens` and the rest are empty where it did not serve.
 
-    `stamps` are by layer and half, `touched` is what of Backstamp the scheduler met.
+    `stamps` are by layer and phase, `touched` is what of Backstamp the scheduler met; `accepted` counts, by prompt, the
+    steps that took so many drafted tokens, and `draft` is what runs the draft.
     """
 
     status: int
@@ -32,6 +34,8 @@ class Served:
     cached: tuple[int, ...] = ()
     stamps: dict[str, dict[str, dict[str, object]]] | None = None
     touched: dict[str, object] | None = None
+    accepted: list[list[int] | None] | None = None
+    draft: dict[str, object] | None = None
 
     def kernels(self, half: str) -> list[str]:
         """The kernel on the stamp of each layer, in order."""
@@ -40,12 +44,24 @@ class Served:
 
 
 def serve(
-    folder: Path, model: Path, *, site: Path | None = None, parent_only: Path | None = None, **engine: object
+    folder: Path,
+    model: Path,
+    *,
+    site: Path | None = None,
+    parent_only: Path | None = None,
+    count: int = NUM_PROMPTS,
+    longest: int = 1000,
+    interpreted: bool = False,
+    **engine: object,
 ) -> Served:
-    """Serve the prompts in a child; `site` is on the module path of all its processes, `parent_only` of one."""
+    """Serve the last `longest` tokens of `count` prompts in a child, Triton's kernels `interpreted` or not.
+
+    `site` is on the module path of all its processes, `parent_only` of one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     request, answer = folder / "request.json", folder / "answer.json"
-    asked: dict[str, object] = {"vocab": VOCAB, "engine": {"model_path": str(model), **engine}}
+    asked: dict[str, object] = {"vocab": VOCAB, "count": count, "longest": longest}
+    asked["engine"] = {"model_path": str(model), **engine}
     if parent_only is not None:
         asked["parent_only"] = str(parent_only)
     request.write_text(json.dumps(asked), "utf-8")
@@ -53,7 +69,7 @@ def serve(
         [sys.executable, str(_HERE / "serve_once.py"), str(request), str(answer)],
         capture_output=True,
         text=True,
-        env=_environment([_given(folder / "given"), *([site] if site is not None else [])]),
+        env=_environment([_given(folder / "given"), *([site] if site is not None else [])], interpreted),
         check=False,
         timeout=600,
     )
@@ -62,7 +78,8 @@ def serve(
         return Served(child.returncode, log)
     found = json.loads(answer.read_text("utf-8"))
     tokens = tuple(tuple(row) for row in found["tokens"])
-    return Served(child.returncode, log, tokens, tuple(found["cached"]), found["stamps"], found["touched"])
+    told = (found["stamps"], found["touched"], found["accepted"], found.get("draft"))
+    return Served(child.returncode, log, tokens, tuple(found["cached"]), *told)
 
 
 def _given(site: Path) -> Path:
@@ -75,9 +92,11 @@ def _given(site: Path) -> Path:
     return site
 
 
-def _environment(sites: list[Path]) -> dict[str, str]:
+def _environment(sites: list[Path], interpreted: bool) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INTERPRET"))}
     # with its own CPU kernels asked for, SGLang imports a library that is not on PyPI
     kept.pop("SGLANG_USE_CPU_ENGINE", None)
     path = [*map(str, sites), *filter(None, [os.environ.get("PYTHONPATH")])]
+    if interpreted:
+        kept["TRITON_INTERPRET"] = "1"
     return {**kept, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

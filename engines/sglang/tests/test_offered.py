@@ -45,7 +45,7 @@ def test_every_key_is_a_name_and_sglangs_own_names_stay_its_own(model: Path) -> 
     for key in catalogue_here().keys("attention"):
         own = key in ATTENTION_BACKENDS and ATTENTION_BACKENDS[key].__module__.startswith("sglang.")
         name = f"backstamp_{key}" if own else key
-        assert ATTENTION_BACKENDS[name].args == (name,)
+        assert ATTENTION_BACKENDS[name].__module__ == "backstamp_sglang.names"
         assert name in choices.ATTENTION_BACKEND_CHOICES
         # SGLang replaces a draft backend it does not find here by its own, with a line in the log
         assert name in choices.DRAFT_ATTENTION_BACKEND_CHOICES
@@ -109,7 +109,11 @@ def test_graphs_are_switched_off_with_a_name_of_ours(model: Path) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, "a cache in the model's own dtype"),
         ({"enable_two_batch_overlap": True}, "one stream of steps"),
         ({"decode_attention_backend": "torch_native"}, "both halves from Backstamp, got torch_native"),
-        ({"speculative_algorithm": "EAGLE"}, "a launch without speculation"),
+        ({"speculative_algorithm": "NGRAM"}, "a draft of EAGLE, EAGLE3, STANDALONE, got NGRAM"),
+        ({"enable_multi_layer_eagle": True}, "one draft model, run in a loop"),
+        ({"speculative_adaptive": True}, "one number of draft steps"),
+        ({"speculative_draft_window_size": 64}, "a draft that sees all its tokens"),
+        ({"speculative_draft_kv_cache_dtype": "fp8_e4m3"}, "one dtype for both caches"),
         ({"dcp_size": 2}, "one rank a sequence"),
         ({"enable_unified_memory": True}, "a cache of one model"),
     ],
@@ -120,6 +124,18 @@ def test_what_is_not_carried_to_a_kernel_is_refused(asked: dict[str, object], ne
     server = arguments(model, **asked)
     with pytest.raises(Refused, match=needed):
         question_of(server, model_config_of(server))
+
+
+def test_a_draft_is_refused_with_the_launch(model: Path) -> None:
+    """Its own key, on the draft's own config: told before anything is spawned."""
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(model)}
+    with pytest.raises(Refused, match="draft decode attention backend 'flex_attention'"):
+        arguments(
+            model,
+            attention_backend="torch_native",
+            speculative_draft_attention_backend="backstamp_flex_attention",
+            **draft,
+        ).resolve_once()
 
 
 def test_a_pair_is_asked_for_half_by_half(model: Path) -> None:

@@ -12,7 +12,10 @@ from engines.sglang.tests.serving import Served, serve
 from tests.documents import install_documented_plugin
 
 KEY = "backstamp_torch_native"
-HOOKED = ["sglang.srt.model_executor.model_runner.ModelRunner.load_model"]
+HOOKED = [
+    "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+    "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
+from backstamp.attention import AttentionBackend as ContractBackend
 from backstamp.attention import Batch, LayerSpec
 from backstamp.construction import RunnerShape
 from backstamp.declarations import Phase
@@ -24,11 +25,11 @@ from backstamp_sglang.runner import Serving, runner_of
 from backstamp_sglang.step import Slots, batch_of
 
 if TYPE_CHECKING:
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
     from sglang.srt.model_executor.model_runner import ModelRunner
     from torch import Tensor
 
-__all__ = ["BackstampAttnBackend", "Part"]
+__all__ = ["BackstampAttnBackend", "Part", "Planned"]
 
 
 class Part(NamedTuple):
@@ -51,16 +52,19 @@ class BackstampAttnBackend(AttentionBackend):
     # kernels may plan on host lengths
     needs_cpu_seq_lens = True
 
-    def __init__(self, name: str, model_runner: ModelRunner) -> None:
+    def __init__(self, model_runner: ModelRunner) -> None:
         """Build what the plan says, for the layers of the loaded model.
 
         Raises:
             BackstampError: as `runner_of` and `build`. Refused: a layer or a cache that no kernel is handed.
         """
         super().__init__()
-        self.name, self.runner = name, runner_of(model_runner)
+        self.runner = runner_of(model_runner)
         pool = self.token_to_kv_pool = model_runner.token_to_kv_pool
         self._windowed = pool if isinstance(pool, SWAKVPool) else None
+        if self._windowed is not None and resolved_view(model_runner.server_args).speculative_algorithm is not None:
+            needed, found = "one kind of slots beside a draft", "slots of sliding layers apart"
+            raise Refused("backstamp-sglang", needed=needed, found=found, fix="Add --disable-hybrid-swa-memory")
         for plain in (pool.full_kv_pool, pool.swa_kv_pool) if self._windowed else (pool,):
             check_pool(plain)
         layers = [layer for layer in model_runner.model.modules() if isinstance(layer, RadixAttention)]
@@ -69,7 +73,8 @@ class BackstampAttnBackend(AttentionBackend):
         self._table = model_runner.req_to_token_pool.req_to_token
         self._page_size = model_runner.page_size
         self._caches = CacheViews(pool, self._page_size)
-        self.parts = {phase: {layer_id: self._part(phase, layer_id) for layer_id in self._specs} for phase in _PHASES}
+        planned = [row.phase for row in self.runner.plan.running]
+        self.parts = {phase: {layer_id: self._part(phase, layer_id) for layer_id in self._specs} for phase in planned}
         self._step: dict[Part, Planned] = {}
         self._window_loc: Tensor | None = None
 
@@ -79,9 +84,12 @@ class BackstampAttnBackend(AttentionBackend):
         Raises:
             UnsupportedBatch: the step asks for what a kernel does not declare.
         """
-        phase: Phase = "decode" if forward_batch.forward_mode.is_decode_or_idle() else "prefill"
+        phase = self.phase_of(forward_batch.forward_mode)
+        self._window_loc, self._step = None, {}
+        # a step of no rows has nothing to attend, and a draft's loop plans its steps itself
+        if forward_batch.batch_size == 0 or phase == "draft_decode":
+            return
         self._step = {part: self._plan(part, forward_batch, phase) for part in set(self.parts[phase].values())}
-        self._window_loc = None
         if self._windowed is not None:
             self._window_loc = self._windowed.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
 
@@ -96,8 +104,8 @@ class BackstampAttnBackend(AttentionBackend):
         sinks: Tensor | None = None,
         **others: object,
     ) -> Tensor:
-        """Attend chunks of prompts, and the decode rows SGLang mixes with them: `[T, Hq * Dv]`."""
-        return self._attend("prefill", q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
+        """Attend chunks of prompts, with decode rows SGLang mixes in, or drafted tokens: `[T, Hq * Dv]`."""
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
 
     def forward_decode(
         self,
@@ -111,15 +119,22 @@ class BackstampAttnBackend(AttentionBackend):
         **others: object,
     ) -> Tensor:
         """Attend one token a row: `[B, Hq * Dv]`."""
-        return self._attend("decode", q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, sinks, others)
 
     def support_triton(self) -> bool:
         """Whether SGLang may prepare a step with Triton kernels of its own: not on a CPU."""
         return bool(self._table.is_cuda)
 
+    def phase_of(self, mode: ForwardMode) -> Phase:
+        """The phase that serves one of SGLang's forward modes, in a runner of this role."""
+        if mode.is_decode_or_idle():
+            return "draft_decode" if self.runner.plan.role == "draft" else "decode"
+        if mode.is_draft_extend_v2():
+            return "draft_extend"
+        return "verify" if mode.is_target_verify() else "prefill"
+
     def _attend(
         self,
-        phase: Phase,
         q: Tensor,
         k: Tensor | None,
         v: Tensor | None,
@@ -136,7 +151,7 @@ class BackstampAttnBackend(AttentionBackend):
         if save_kv_cache and k is not None and v is not None:
             where = KVWriteLoc.for_batch(forward_batch, swa_loc=self._window_loc)
             self.token_to_kv_pool.set_kv_buffer(layer, where, k, v)
-        part = self.parts[phase][layer.layer_id]
+        part = self.parts[self.phase_of(forward_batch.forward_mode)][layer.layer_id]
         planned, spec = self._step[part], self._spec(layer.layer_id, sinks)
         tokens = planned.batch.num_tokens
         out = q.new_empty(len(q), spec.num_qo_heads, spec.v_head_dim)
@@ -144,8 +159,12 @@ class BackstampAttnBackend(AttentionBackend):
         out[tokens:].zero_()
         queries = q.reshape(len(q), spec.num_qo_heads, spec.head_dim)[:tokens]
         cache = self._caches.of(layer.layer_id)
-        part.serving.backend.forward(queries, cache, spec, planned.state, out=out[:tokens])
+        self._kernel(part).forward(queries, cache, spec, planned.state, out=out[:tokens])
         return out.flatten(1)
+
+    def _kernel(self, part: Part) -> ContractBackend[object]:
+        """What runs; one step of a draft's loop has its own."""
+        return part.serving.backend
 
     def _spec(self, layer_id: int, sinks: Tensor | None) -> LayerSpec:
         """A layer with the sinks its model hands over at each call."""
@@ -159,24 +178,26 @@ class BackstampAttnBackend(AttentionBackend):
         return Part(self.runner.serving(phase, layer_id), in_window)
 
     def _plan(self, part: Part, forward_batch: ForwardBatch, phase: Phase) -> Planned:
-        to_window = self._windowed.full_to_swa_index_mapping if self._windowed and part.in_window else None
-        slots = Slots(self._table, self._page_size, to_window)
-        batch = batch_of(forward_batch, phase, slots, part.serving.index_forms)
+        batch = batch_of(forward_batch, phase, self._slots(part), part.serving.index_forms)
         return Planned(batch, part.serving.backend.plan(batch))
 
-
-_PHASES: tuple[Phase, ...] = ("prefill", "decode")
+    def _slots(self, part: Part) -> Slots:
+        to_window = self._windowed.full_to_swa_index_mapping if self._windowed and part.in_window else None
+        return Slots(self._table, self._page_size, to_window)
 
 
 def _shape_of(model_runner: ModelRunner, layers: tuple[LayerSpec, ...]) -> RunnerShape:
     view, max_len = resolved_view(model_runner.server_args), model_runner.model_config.context_len
-    rows, chunk = model_runner.req_to_token_pool.size, view.chunked_prefill_size or 0
+    requests, chunk = model_runner.req_to_token_pool.size, view.chunked_prefill_size or 0
+    # a draft's loop has a row for each of its chains
+    rows = requests * (view.speculative_eagle_topk or 1)
     return RunnerShape(
         device=str(model_runner.device),
         layers=layers,
         max_rows=rows,
-        # a whole prompt where none is cut, and rows that decode beside it
-        max_tokens=rows + (chunk if chunk > 0 else max(view.max_prefill_tokens, max_len)),
+        # a whole prompt where none is cut, and beside it rows that decode, or have drafted tokens to verify
+        max_tokens=(chunk if chunk > 0 else max(view.max_prefill_tokens, max_len))
+        + max(rows, requests * (view.speculative_num_draft_tokens or 1)),
         max_pages=rows * -(-max_len // model_runner.page_size),
         max_kv_len=max_len,
     )

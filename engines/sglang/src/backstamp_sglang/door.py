@@ -59,7 +59,7 @@ def hook_runners() -> None:
     install()
 
 
-def create_backend(name: str, runner: ModelRunner) -> AttentionBackend:
+def create_backend(runner: ModelRunner) -> AttentionBackend:
     """What SGLang's registry answers for one of our names.
 
     Raises:
@@ -68,4 +68,4 @@ def create_backend(name: str, runner: ModelRunner) -> AttentionBackend:
     check_sglang(sglang.__version__)
     from backstamp_sglang.backend import BackstampAttnBackend
 
-    return BackstampAttnBackend(name, runner)
+    return BackstampAttnBackend(runner)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import sglang
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 
-from backstamp.declarations import Family
+from backstamp.declarations import Family, Role
 from backstamp.engine import EngineFacts
 from backstamp.errors import Refused
 from backstamp.launch import Launch, Requests, make_launch
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.server_args import ServerArgs
 
-__all__ = ["Question", "names_in", "question_of"]
+__all__ = ["Question", "is_asked", "names_in", "question_of"]
 
 #: Attention whose layers SGLang calls with other tensors than queries, keys and values.
 _ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
+#: Algorithms whose draft is a model run in a loop, and verified as rows of a tree.
+_DRAFTED: Final = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 class Question(NamedTuple):
@@ -45,32 +47,47 @@ def names_in(view: ResolvedView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in asked if is_ours(name)))
 
 
-def question_of(server_args: ServerArgs, config: ModelConfig) -> Question:
-    """What to resolve for the model of these arguments.
+def is_asked(view: ResolvedView, role: Role) -> bool:
+    """Whether a runner of this role is to run a name of ours: a draft runs its own, or else the pair."""
+    return any(is_ours(name) for name in _names(view, role))
+
+
+def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "target") -> Question:
+    """What to resolve for a model of these arguments.
 
     Raises:
         BadModel: the model's config cannot be read. Refused: the launch needs what this adapter does not hand over.
     """
     view = resolved_view(server_args)
     model = _model(config)
-    _check_reach(view, config, model)
-    return Question(_launch(view), _engine(view), model)
+    _check_reach(view, config, model, role)
+    return Question(_launch(view, role), _engine(view), model)
 
 
-def _launch(view: ResolvedView) -> Launch:
-    prefill, decode = (asked_by(name).key for name in attention_backends_of(view))
-    same = prefill == decode
-    return make_launch(
-        Requests(
-            attention_backend=prefill if same else None,
-            prefill_attention_backend=None if same else prefill,
-            decode_attention_backend=None if same else decode,
-            page_size=view.page_size,
-            chunked_prefill_size=view.chunked_prefill_size,
-            tp_size=view.tp_size // view.attn_dp_size,
-            deterministic=view.enable_deterministic_inference or None,
-        )
+def _names(view: ResolvedView, role: Role) -> tuple[str | None, ...]:
+    draft = view.speculative_draft_attention_backend
+    return (draft,) if role == "draft" and draft is not None else attention_backends_of(view)
+
+
+def _launch(view: ResolvedView, role: Role) -> Launch:
+    prefill, decode = (asked_by(name).key if is_ours(name) else None for name in attention_backends_of(view))
+    draft, same = view.speculative_draft_attention_backend, prefill == decode
+    asked = Requests(
+        attention_backend=prefill if same else None,
+        prefill_attention_backend=None if same else prefill,
+        decode_attention_backend=None if same else decode,
+        draft_attention_backend=asked_by(draft).key if is_ours(draft) else None,
+        page_size=view.page_size,
+        chunked_prefill_size=view.chunked_prefill_size,
+        tp_size=view.tp_size // view.attn_dp_size,
+        deterministic=view.enable_deterministic_inference or None,
+        speculative_algorithm=view.speculative_algorithm,
+        # prefill is SGLang's default, which nobody need have asked for
+        speculative_attention_mode="decode" if view.speculative_attention_mode == "decode" else None,
+        speculative_num_steps=view.speculative_num_steps,
+        speculative_topk=view.speculative_eagle_topk,
     )
+    return make_launch(asked, role=role)
 
 
 def _engine(view: ResolvedView) -> EngineFacts:
@@ -94,10 +111,12 @@ def _model(config: ModelConfig) -> ModelFacts:
     return replace(facts, layers=layers, groups=group_layers(layers), unread=())
 
 
-def _check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts) -> None:
+def _check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts, role: Role) -> None:
     """Refuse what a plan would promise and this adapter does not carry to the kernel."""
-    pair = attention_backends_of(view)
-    foreign = [name for name in pair if not is_ours(name)]
+    foreign = [name for name in _names(view, role) if not is_ours(name)]
+    algorithm = view.speculative_algorithm
+    windowed = view.speculative_draft_window_size is not None or view.speculative_draft_sink_size is not None
+    draft_dtype = view.speculative_draft_kv_cache_dtype
     families = sorted({group.facts.family for group in model.groups})
     mixed = {group.facts.attn_type for group in model.groups} - {"decoder"}
     for needed, found, wrong in (
@@ -105,7 +124,11 @@ def _check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts) -> 
         ("attention layers", "a model without any", not families),
         ("layers of keys and values", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
         ("decoder layers", "encoder or cross-attention layers", bool(mixed) or config.is_encoder_decoder),
-        ("a launch without speculation", view.speculative_algorithm, view.speculative_algorithm is not None),
+        (f"a draft of {', '.join(_DRAFTED)}", algorithm, algorithm is not None and algorithm not in _DRAFTED),
+        ("one draft model, run in a loop", "multi-layer EAGLE", view.enable_multi_layer_eagle),
+        ("one number of draft steps", "adaptive speculation", view.speculative_adaptive),
+        ("a draft that sees all its tokens", "a draft window", windowed),
+        ("one dtype for both caches", f"--speculative-draft-kv-cache-dtype {draft_dtype}", draft_dtype is not None),
         ("a cache in the model's own dtype", f"--kv-cache-dtype {view.kv_cache_dtype}", view.kv_cache_dtype != "auto"),
         ("one rank a sequence", "decode context parallelism", view.dcp_size > 1),
         ("one rank a prompt", "context parallelism", view.attn_cp_size > 1),

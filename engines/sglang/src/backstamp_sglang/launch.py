@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolved_view
+from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from backstamp_sglang.facts import names_in
+from backstamp_sglang.facts import is_asked, names_in
 from backstamp_sglang.names import LOG, marker_of
 from backstamp_sglang.runner import resolve_for
 
@@ -30,9 +31,13 @@ def settle_launch(server_args: ServerArgs) -> None:
         BackstampError: as `resolve_for`.
     """
     view = resolved_view(server_args)
-    plan = resolve_for(server_args, model_config_of(server_args))
-    if view.page_size is None:
-        declare_resolution(server_args, _SOURCE, page_size=plan.page_size)
+    plans = []
+    if is_asked(view, "target"):
+        plans.append(resolve_for(server_args, model_config_of(server_args)))
+    if view.speculative_algorithm is not None and is_asked(view, "draft"):
+        plans.append(resolve_for(server_args, _draft_config(server_args), "draft"))
+    if view.page_size is None and plans:
+        declare_resolution(server_args, _SOURCE, page_size=plans[0].page_size)
     graphs = view.cuda_graph_config
     if any(getattr(graphs, phase).backend != Backend.DISABLED for phase in (Phase.DECODE, Phase.PREFILL)):
         LOG.warning("CUDA graphs are switched off: Backstamp's steps are not captured in SGLang")
@@ -41,3 +46,15 @@ def settle_launch(server_args: ServerArgs) -> None:
         declare_resolution(server_args, _SOURCE, cuda_graph_config=graphs)
     # pickled with the arguments; a leading underscore is SGLang's own mark for what is no setting
     server_args._backstamp = marker_of(names_in(view))
+
+
+def _draft_config(server_args: ServerArgs) -> ModelConfig:
+    """The draft's config: of its own checkpoint, or of the layers its target's carries."""
+    view = resolved_view(server_args)
+    path, revision = view.speculative_draft_model_path, view.speculative_draft_model_revision
+    return ModelConfig.from_server_args(
+        server_args,
+        model_path=path or view.model_path,
+        model_revision=revision if path else view.revision,
+        is_draft_model=True,
+    )

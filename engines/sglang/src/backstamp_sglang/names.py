@@ -9,7 +9,7 @@ hooked in a process that was not asked for Backstamp.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from logging import getLogger
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -113,17 +113,17 @@ def _offer(name: str, asked: Asked) -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     _asked[name] = asked
-    register_attention_backend(name)(partial(_create, name))
+    register_attention_backend(name)(_create)
     choices.add_attention_backend_choices([name])
     choices.add_draft_attention_backend_choices([name])
     # whether it really is deterministic is the resolver's to say
     choices.add_deterministic_attention_backend_choices([name])
 
 
-def _create(name: str, runner: ModelRunner) -> AttentionBackend:
+def _create(runner: ModelRunner) -> AttentionBackend:
     from backstamp_sglang import door
 
-    return door.create_backend(name, runner)
+    return door.create_backend(runner)
 
 
 def _settle(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:

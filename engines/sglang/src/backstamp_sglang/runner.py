@@ -11,12 +11,12 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 
 from backstamp.attention import AttentionBackend
 from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.construction import RunnerBackends, RunnerShape, build
-from backstamp.declarations import Phase
+from backstamp.declarations import Phase, Role
 from backstamp.errors import BuiltMismatch, NotInstalled, UnknownKey
 from backstamp.factory_loading import load_factory
 from backstamp.host import this_host
@@ -24,7 +24,7 @@ from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan
 from backstamp.resolution import resolve_on
 from backstamp.stamp import read_stamp
-from backstamp_sglang.facts import question_of
+from backstamp_sglang.facts import is_asked, names_in, question_of
 from backstamp_sglang.names import LOG, asked_by, catalogue_here
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Serving(NamedTuple):
 class EngineRunner:
     """One model runner's plan and what was built from it."""
 
-    def __init__(self, server_args: ServerArgs, config: ModelConfig) -> None:
-        self.plan = resolve_for(server_args, config)
+    def __init__(self, server_args: ServerArgs, config: ModelConfig, role: Role) -> None:
+        self.plan = resolve_for(server_args, config, role)
         for group in _groups_of(self.plan):
             row = catalogue_here().row("attention", group)
             if row is not None:
@@ -61,7 +61,7 @@ class EngineRunner:
             for row in self.plan.running
             if row.plugin is not None
         )
-        LOG.info("Backstamp plan for %s: %s; digest %s", self.plan.model, phases, self.plan.digest[:12])
+        LOG.info("Backstamp plan for the %s, %s: %s", self.plan.role, self.plan.model, phases)
         for warning in self.plan.warnings:
             LOG.warning("Backstamp plan, %s: %s", warning.code, warning.text)
 
@@ -96,18 +96,21 @@ class EngineRunner:
             LOG.info("Backstamp built %s for %s: %s, %s, pages of %d", stamp.kernel, phases, plugin, library, page_size)
 
 
-def resolve_for(server_args: ServerArgs, config: ModelConfig) -> Plan:
-    """The plan of a model in a launch that asks for one of our names.
+def resolve_for(server_args: ServerArgs, config: ModelConfig, role: Role = "target") -> Plan:
+    """The plan of a model in a launch that asks for one of our names; a draft may inherit from its target's.
 
     Raises:
         NotInstalled: a key that another process of this launch has and this one lacks. BackstampError: as `resolve`.
     """
-    question = question_of(server_args, config)
+    launch, engine, model = question_of(server_args, config, role)
+    view = resolved_view(server_args)
+    target = None
+    if role == "draft" and is_asked(view, "target"):
+        target = resolve_for(server_args, model_config_of(server_args))
     try:
-        return resolve_on(_host_here(), question.launch, question.engine, question.model)
+        return resolve_on(_host_here(), launch, engine, model, role=role, target=target)
     except UnknownKey as cause:
-        for name in attention_backends_of(resolved_view(server_args)):
-            asked = asked_by(name)
+        for asked in map(asked_by, names_in(view)):
             if asked.owner and asked.key is not None and catalogue_here().owner(asked.key, "attention") is None:
                 raise NotInstalled(
                     f"attention backend {asked.key!r} in this process of SGLang",
@@ -126,7 +129,8 @@ def runner_of(runner: ModelRunner) -> EngineRunner:
     """
     found = _runners.get(runner)
     if found is None:
-        found = _runners[runner] = EngineRunner(runner.server_args, runner.model_config)
+        role: Role = "draft" if runner.is_draft_worker else "target"
+        found = _runners[runner] = EngineRunner(runner.server_args, runner.model_config, role)
         found.tell_plan()
     return found
 

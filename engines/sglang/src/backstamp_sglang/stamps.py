@@ -1,18 +1,20 @@
 """What really runs, read from inside a scheduler process.
 
-In: SGLang's model runner. Out: its attention layers with the stamps they carry, as JSON; nothing in it comes from a
-request.
+In: SGLang's model runner, a target's or a draft's. Out: its attention layers with the stamps they carry, as JSON;
+nothing in it comes from a request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
-from backstamp.declarations import Phase
+from backstamp.declarations import Half, Phase
 from backstamp.stamp import read_stamp
 from backstamp_sglang.backend import BackstampAttnBackend
+from backstamp_sglang.drafts import DraftLoop
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -22,18 +24,26 @@ __all__ = ["stamps_of"]
 
 
 def stamps_of(runner: ModelRunner) -> dict[int, dict[str, dict[str, object]]]:
-    """The stamp of each half of every layer; none where SGLang's own backend runs."""
+    """The stamp of every layer in every phase that runs; none where SGLang's own backend does."""
     found: dict[int, dict[str, dict[str, object]]] = {}
-    halves: tuple[Phase, Phase] = ("prefill", "decode")
-    for half in halves:
-        backend = _half_of(runner.attn_backend, half)
-        if isinstance(backend, BackstampAttnBackend):
-            for layer_id, part in backend.parts[half].items():
-                found.setdefault(layer_id, {})[half] = read_stamp(part.serving.backend).as_json(half)
+    for phase, backend in _serving(runner):
+        for layer_id, part in backend.parts[phase].items():
+            found.setdefault(layer_id, {})[phase] = read_stamp(part.serving.backend).as_json(phase)
     return found
 
 
-def _half_of(backend: AttentionBackend, half: Phase) -> AttentionBackend:
+def _serving(runner: ModelRunner) -> Iterator[tuple[Phase, BackstampAttnBackend]]:
+    """What SGLang calls in each phase: every phase but decode is its prefill half's, and a draft decodes in a loop."""
+    extends, decodes = _half_of(runner.attn_backend, "prefill"), _half_of(runner.attn_backend, "decode")
+    if isinstance(extends, BackstampAttnBackend):
+        yield from ((phase, extends) for phase in extends.parts if phase not in ("decode", "draft_decode"))
+    if isinstance(decodes, BackstampAttnBackend) and "decode" in decodes.parts:
+        yield "decode", decodes
+    if runner.is_draft_worker and isinstance(runner.draft_attn_backend, DraftLoop):
+        yield "draft_decode", runner.draft_attn_backend.attn_backends[0]
+
+
+def _half_of(backend: AttentionBackend, half: Half) -> AttentionBackend:
     """What SGLang calls for one half: it composes a pair of two backends, and a hybrid model's full layers of one."""
     while not isinstance(backend, BackstampAttnBackend):
         if isinstance(backend, HybridAttnBackend):
@@ -41,5 +51,5 @@ def _half_of(backend: AttentionBackend, half: Phase) -> AttentionBackend:
         elif backend.attn_backend_list:
             backend = backend.attn_backend_list[0]
         else:
-            return backend
+            break
     return backend
