@@ -8,10 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 from transformers import Qwen3ForCausalLM as Qwen3
 
-__all__ = ["VOCAB", "WINDOW", "write_models"]
+__all__ = ["VOCAB", "WINDOW", "write_hybrid", "write_models"]
 
 VOCAB = 256
 #: Shorter than every prompt but a few.
@@ -46,6 +54,27 @@ def write_models(folder: Path) -> dict[str, Path]:
         "full": _write(Qwen3, full, folder / "full"),
         "window": _write(Gemma3ForCausalLM, windowed, folder / "window", _EMBEDDED),
     }
+
+
+def write_hybrid(folder: Path) -> Path:
+    """Write a model of gated delta nets beside full attention."""
+    hybrid = Qwen3NextConfig(
+        num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2,
+        # SGLang's word for the same
+        full_attention_interval=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        tie_word_embeddings=False,
+        **_SHAPE,
+    )
+    return _write(Qwen3NextForCausalLM, hybrid, folder / "hybrid")
 
 
 def _write(kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path, embedded: float = 1.0) -> Path:

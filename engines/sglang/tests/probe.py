@@ -13,13 +13,28 @@ from pathlib import Path
 
 def install() -> None:
     """The entry point: SGLang calls any method of its scheduler by name."""
-    from sglang.kernels.ops.speculative import cache_locs, spec_tree
     from sglang.srt.managers.scheduler import Scheduler
 
     Scheduler.backstamp_probe = _probe
-    if "TRITON_INTERPRET" in os.environ:
-        # SGLang's own Triton kernels around a draft, which it keeps for devices that have no others
-        cache_locs._is_xpu = spec_tree._is_xpu = True
+    _REACHES[os.environ["BACKSTAMP_INTERPRETED"]]()
+
+
+def _draft_on_a_cpu() -> None:
+    """SGLang's own Triton kernels around a draft, which it keeps for devices that have no others."""
+    from sglang.kernels.ops.speculative import cache_locs, spec_tree
+
+    cache_locs._is_xpu = spec_tree._is_xpu = True
+
+
+def _hybrid_on_a_cpu() -> None:
+    """SGLang's hybrid models ask the accelerator, and there is none, where to put a norm."""
+    import torch
+
+    device_module = torch.get_device_module
+    torch.get_device_module = lambda device=None: torch.cpu if device is None else device_module(device)
+
+
+_REACHES = {"": lambda: None, "draft": _draft_on_a_cpu, "hybrid": _hybrid_on_a_cpu}
 
 
 def _probe(self: object, path: str) -> None:
@@ -41,9 +56,9 @@ def _probe(self: object, path: str) -> None:
         ),
     }
     # a module of ours is imported for it, so it is asked last
-    from backstamp_sglang.stamps import stamps_of
+    from backstamp_sglang.stamps import linear_stamps_of, stamps_of
 
-    found = {"touched": touched, "stamps": stamps_of(runner)}
+    found = {"touched": touched, "stamps": stamps_of(runner), "linear": linear_stamps_of(runner)}
     if self.draft_worker is not None:
         draft = self.draft_worker._draft_worker.draft_runner
         loop, extend = draft.draft_attn_backend, draft.attn_backend

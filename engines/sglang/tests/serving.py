@@ -25,7 +25,7 @@ class Served:
     """What one launch came to; `tokens` and the rest are empty where it did not serve.
 
     `stamps` are by layer and phase, `touched` is what of Backstamp the scheduler met; `accepted` counts, by prompt, the
-    steps that took so many drafted tokens, and `draft` is what runs the draft.
+    steps that took so many drafted tokens, `draft` is what runs the draft, and `linear` has the linear slot's stamps.
     """
 
     status: int
@@ -36,6 +36,7 @@ class Served:
     touched: dict[str, object] | None = None
     accepted: list[list[int] | None] | None = None
     draft: dict[str, object] | None = None
+    linear: dict[str, dict[str, object]] | None = None
 
     def kernels(self, half: str) -> list[str]:
         """The kernel on the stamp of each layer, in order."""
@@ -51,12 +52,13 @@ def serve(
     parent_only: Path | None = None,
     count: int = NUM_PROMPTS,
     longest: int = 1000,
-    interpreted: bool = False,
+    interpreted: str = "",
     **engine: object,
 ) -> Served:
-    """Serve the last `longest` tokens of `count` prompts in a child, Triton's kernels `interpreted` or not.
+    """Serve the last `longest` tokens of `count` prompts in a child.
 
-    `site` is on the module path of all its processes, `parent_only` of one.
+    `site` is on the module path of all its processes, `parent_only` of one. `interpreted` is "draft" or "hybrid" where
+    Triton's interpreter runs what SGLang has no kernel for on a CPU: see the probe.
     """
     folder.mkdir(parents=True, exist_ok=True)
     request, answer = folder / "request.json", folder / "answer.json"
@@ -78,7 +80,7 @@ def serve(
         return Served(child.returncode, log)
     found = json.loads(answer.read_text("utf-8"))
     tokens = tuple(tuple(row) for row in found["tokens"])
-    told = (found["stamps"], found["touched"], found["accepted"], found.get("draft"))
+    told = (found["stamps"], found["touched"], found["accepted"], found.get("draft"), found["linear"])
     return Served(child.returncode, log, tokens, tuple(found["cached"]), *told)
 
 
@@ -92,11 +94,13 @@ def _given(site: Path) -> Path:
     return site
 
 
-def _environment(sites: list[Path], interpreted: bool) -> dict[str, str]:
+def _environment(sites: list[Path], interpreted: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INTERPRET"))}
     # with its own CPU kernels asked for, SGLang imports a library that is not on PyPI
     kept.pop("SGLANG_USE_CPU_ENGINE", None)
     path = [*map(str, sites), *filter(None, [os.environ.get("PYTHONPATH")])]
     if interpreted:
         kept["TRITON_INTERPRET"] = "1"
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    # SGLang keeps the windows of its convolutions in bfloat16, whatever the model's dtype
+    own = {"SGLANG_MAMBA_CONV_DTYPE": "float32", "BACKSTAMP_INTERPRETED": interpreted}
+    return {**kept, **own, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

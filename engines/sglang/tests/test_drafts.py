@@ -28,7 +28,7 @@ def speculate(folder: Path, model: Path, shape: str, **asked: object) -> Served:
         model,
         count=5,
         longest=32,
-        interpreted=True,
+        interpreted="draft",
         page_size=1,
         speculative_algorithm="STANDALONE",
         speculative_draft_model_path=str(model),

@@ -22,7 +22,7 @@ from backstamp_sglang.facts import question_of
 from backstamp_sglang.layers import CacheViews, check_pool, spec_of
 from backstamp_sglang.names import catalogue_here
 from backstamp_sglang.step import Slots, batch_of
-from engines.sglang.tests.models import write_models
+from engines.sglang.tests.models import write_hybrid, write_models
 
 KEY = "backstamp_torch_native"
 
@@ -32,6 +32,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint; SGLang has loaded its plugins."""
     load_plugins()
     return write_models(tmp_path_factory.mktemp("models"))["full"]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with gated delta nets."""
+    return write_hybrid(tmp_path_factory.mktemp("hybrid"))
 
 
 def arguments(model: Path, **asked: object) -> ServerArgs:
@@ -124,6 +130,39 @@ def test_what_is_not_carried_to_a_kernel_is_refused(asked: dict[str, object], ne
     server = arguments(model, **asked)
     with pytest.raises(Refused, match=needed):
         question_of(server, model_config_of(server))
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed"),
+    [
+        ({}, "gated delta nets, got recurrent layers"),
+        (
+            {"linear_attn_backend": "triton", "linear_attn_decode_backend": KEY},
+            "both linear halves, got triton, backst",
+        ),
+        ({"speculative_algorithm": "EAGLE"}, "a launch without speculation beside linear kernels"),
+        ({"linear_attn_verify_backend": KEY}, "SGLang's own linear verify"),
+        ({"mamba_radix_cache_strategy": "extra_buffer"}, "final states alone"),
+        ({"attention_backend": "torch_native"}, "both halves from Backstamp"),
+    ],
+    ids=["no-recurrence", "half", "speculation", "verify", "tracked", "attention"],
+)
+def test_linear_kernels_are_refused_where_they_would_not_run(
+    asked: dict[str, object], needed: str, model: Path, hybrid: Path
+) -> None:
+    """Each is a request of ours that SGLang would answer by a kernel of its own, or not at all."""
+    server = arguments(model if not asked else hybrid, **{"linear_attn_backend": KEY, **asked})
+    with pytest.raises(Refused, match=needed.replace("halves, got", "halves from Backstamp, got")):
+        question_of(server, model_config_of(server))
+
+
+def test_linear_names_are_choices_and_their_plan_is_asked_for(hybrid: Path) -> None:
+    """A hybrid model's plan has a linear slot where its linear kernels were asked for, and else none."""
+    assert {"backstamp", KEY} <= set(choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES)
+    for linear, families in ((KEY, {"gdn", "mha"}), ("triton", {"mha"})):
+        server = arguments(hybrid, linear_attn_backend=linear)
+        question = question_of(server, model_config_of(server))
+        assert {group.facts.family for group in question.model.groups} == families
 
 
 def test_a_draft_is_refused_with_the_launch(model: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -20,7 +21,7 @@ from backstamp.attention import Batch, LayerSpec
 from backstamp.construction import RunnerShape
 from backstamp.declarations import Phase
 from backstamp.errors import Refused
-from backstamp_sglang.layers import CacheViews, check_pool, spec_of
+from backstamp_sglang.layers import CacheViews, check_pool, linear_spec_of, spec_of
 from backstamp_sglang.runner import Serving, runner_of
 from backstamp_sglang.step import Slots, batch_of
 
@@ -60,17 +61,22 @@ class BackstampAttnBackend(AttentionBackend):
         """
         super().__init__()
         self.runner = runner_of(model_runner)
+        # SGLang's wrappers of a backend read these off it
         pool = self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.req_to_token_pool, self.max_context_len = (
+            model_runner.req_to_token_pool,
+            model_runner.model_config.context_len,
+        )
         self._windowed = pool if isinstance(pool, SWAKVPool) else None
         if self._windowed is not None and resolved_view(model_runner.server_args).speculative_algorithm is not None:
             needed, found = "one kind of slots beside a draft", "slots of sliding layers apart"
             raise Refused("backstamp-sglang", needed=needed, found=found, fix="Add --disable-hybrid-swa-memory")
-        for plain in (pool.full_kv_pool, pool.swa_kv_pool) if self._windowed else (pool,):
-            check_pool(plain)
-        layers = [layer for layer in model_runner.model.modules() if isinstance(layer, RadixAttention)]
-        self._specs = {layer.layer_id: spec_of(layer) for layer in layers}
-        self.runner.build(_shape_of(model_runner, tuple(self._specs.values())))
-        self._table = model_runner.req_to_token_pool.req_to_token
+        check_pool(pool)
+        layers = list(model_runner.model.modules())
+        self._specs = {layer.layer_id: spec_of(layer) for layer in layers if isinstance(layer, RadixAttention)}
+        linear = [linear_spec_of(layer) for layer in layers if isinstance(layer, RadixLinearAttention)]
+        self.runner.build(_shape_of(model_runner, (*self._specs.values(), *linear)))
+        self._table = self.req_to_token_pool.req_to_token
         self._page_size = model_runner.page_size
         self._caches = CacheViews(pool, self._page_size)
         planned = [row.phase for row in self.runner.plan.running]

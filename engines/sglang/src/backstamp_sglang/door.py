@@ -51,12 +51,12 @@ def settle(server_args: ServerArgs) -> None:
     settle_launch(server_args)
 
 
-def hook_runners() -> None:
-    """Hook the runners of a process that was asked for Backstamp."""
+def hook_runners(linear: bool) -> None:
+    """Hook the runners of a process that was asked for Backstamp, and its gated delta nets where those were."""
     check_sglang(sglang.__version__)
     from backstamp_sglang.hooks import install
 
-    install()
+    install(linear)
 
 
 def create_backend(runner: ModelRunner) -> AttentionBackend:

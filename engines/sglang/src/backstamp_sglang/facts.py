@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sglang
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+from sglang.srt.runtime_context import get_platform
 
 from backstamp.declarations import Family, Role
 from backstamp.engine import EngineFacts
@@ -18,14 +20,14 @@ from backstamp.errors import Refused
 from backstamp.launch import Launch, Requests, make_launch
 from backstamp.model import LINEAR_FAMILIES, ModelFacts, group_layers, model_from_config
 from backstamp.row_checks import DTYPE_NAMES
-from backstamp_sglang.names import asked_by, is_ours
+from backstamp_sglang.names import asked_by, is_ours, is_ours_linear, linear_key
 
 if TYPE_CHECKING:
     from sglang.srt.arg_groups.overrides import ResolvedView
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.server_args import ServerArgs
 
-__all__ = ["Question", "is_asked", "names_in", "question_of"]
+__all__ = ["Question", "is_asked", "linear_names", "names_in", "question_of"]
 
 #: Attention whose layers SGLang calls with other tensors than queries, keys and values.
 _ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
@@ -47,9 +49,16 @@ def names_in(view: ResolvedView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in asked if is_ours(name)))
 
 
+def linear_names(view: ResolvedView) -> tuple[str, ...]:
+    """The names of the linear slot's prefill and decode, where one of them is ours; none else."""
+    base = view.linear_attn_backend
+    pair = (view.linear_attn_prefill_backend or base, view.linear_attn_decode_backend or base)
+    return pair if any(map(is_ours_linear, pair)) else ()
+
+
 def is_asked(view: ResolvedView, role: Role) -> bool:
     """Whether a runner of this role is to run a name of ours: a draft runs its own, or else the pair."""
-    return any(is_ours(name) for name in _names(view, role))
+    return any(is_ours(name) for name in _names(view, role)) or (role == "target" and bool(linear_names(view)))
 
 
 def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "target") -> Question:
@@ -59,7 +68,7 @@ def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "targ
         BadModel: the model's config cannot be read. Refused: the launch needs what this adapter does not hand over.
     """
     view = resolved_view(server_args)
-    model = _model(config)
+    model = _model(config, keep_linear=role == "target" and bool(linear_names(view)))
     _check_reach(view, config, model, role)
     return Question(_launch(view, role), _engine(view), model)
 
@@ -72,11 +81,14 @@ def _names(view: ResolvedView, role: Role) -> tuple[str | None, ...]:
 def _launch(view: ResolvedView, role: Role) -> Launch:
     prefill, decode = (asked_by(name).key if is_ours(name) else None for name in attention_backends_of(view))
     draft, same = view.speculative_draft_attention_backend, prefill == decode
+    linear = [linear_key(name) for name in linear_names(view)] if role == "target" else []
     asked = Requests(
         attention_backend=prefill if same else None,
         prefill_attention_backend=None if same else prefill,
         decode_attention_backend=None if same else decode,
         draft_attention_backend=asked_by(draft).key if is_ours(draft) else None,
+        linear_attn_prefill_backend=linear[0] if linear else None,
+        linear_attn_decode_backend=linear[1] if linear else None,
         page_size=view.page_size,
         chunked_prefill_size=view.chunked_prefill_size,
         tp_size=view.tp_size // view.attn_dp_size,
@@ -103,11 +115,12 @@ def _engine(view: ResolvedView) -> EngineFacts:
     )
 
 
-def _model(config: ModelConfig) -> ModelFacts:
-    """The facts of the main model's attention; recurrences and towers stay with SGLang's own kernels."""
+def _model(config: ModelConfig, keep_linear: bool) -> ModelFacts:
+    """The facts of the main model; towers, and recurrences nobody asked about, stay with SGLang's own kernels."""
     dtype = DTYPE_NAMES.get(str(config.dtype), str(config.dtype))
     facts = model_from_config(config.hf_config.to_dict(), f"model config {config.model_path}", dtype)
-    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in LINEAR_FAMILIES) for mixers in facts.layers)
+    left = frozenset() if keep_linear else LINEAR_FAMILIES
+    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in left) for mixers in facts.layers)
     return replace(facts, layers=layers, groups=group_layers(layers), unread=())
 
 
@@ -118,11 +131,23 @@ def _check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts, rol
     windowed = view.speculative_draft_window_size is not None or view.speculative_draft_sink_size is not None
     draft_dtype = view.speculative_draft_kv_cache_dtype
     families = sorted({group.facts.family for group in model.groups})
+    linear = linear_names(view) if role == "target" else ()
+    recurrent = set(families) & LINEAR_FAMILIES
+    verify = view.linear_attn_verify_backend
+    tracked = view.mamba_radix_cache_strategy
+    # SGLang asserts its own names there, when weights are loaded
+    barred = get_platform().is_blackwell and hybrid_gdn_config(config) is not None
     mixed = {group.facts.attn_type for group in model.groups} - {"decoder"}
     for needed, found, wrong in (
         ("both halves from Backstamp", f"{', '.join(map(str, foreign))} beside it", bool(foreign)),
         ("attention layers", "a model without any", not families),
         ("layers of keys and values", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
+        ("a GPU before Blackwell", "a Blackwell one, where SGLang takes no other attention beside these", barred),
+        ("both linear halves from Backstamp", f"{', '.join(linear)}", not all(map(is_ours_linear, linear))),
+        ("gated delta nets", f"recurrent layers {sorted(recurrent)}", bool(linear) and recurrent != {"gdn"}),
+        ("a launch without speculation beside linear kernels", algorithm, bool(linear) and algorithm is not None),
+        ("SGLang's own linear verify", verify, is_ours_linear(verify)),
+        ("final states alone", f"--mamba-radix-cache-strategy {tracked}", bool(linear) and tracked == "extra_buffer"),
         ("decoder layers", "encoder or cross-attention layers", bool(mixed) or config.is_encoder_decoder),
         (f"a draft of {', '.join(_DRAFTED)}", algorithm, algorithm is not None and algorithm not in _DRAFTED),
         ("one draft model, run in a loop", "multi-layer EAGLE", view.enable_multi_layer_eagle),

@@ -1,8 +1,8 @@
-"""In a spawned process that was asked for Backstamp: plans before weights, and drafts of ours from SGLang's factory.
+"""In a spawned process that was asked for Backstamp: plans before weights, and our kernels where SGLang takes none.
 
-In: SGLang's hooks on `ModelRunner.load_model` and `DraftBackendFactory._create_backend`. Out: a told plan and imported
-kernels, or our error from inside SGLang's start; and SGLang's own map of draft backends with our names in it. It
-changes nothing else of what it hooks.
+In: SGLang's hooks on `ModelRunner.load_model`, `DraftBackendFactory._create_backend` and, where linear kernels are
+asked for, the construction of its backend for gated delta nets. Out: a told plan and imported kernels, or our error
+from inside SGLang's start; its map of draft backends with our names in it. It changes nothing else of what it hooks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from backstamp_sglang.facts import is_asked, names_in
 from backstamp_sglang.runner import runner_of
 
 if TYPE_CHECKING:
+    from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
@@ -27,15 +28,23 @@ __all__ = ["install"]
 
 _LOAD: Final = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _DRAFT: Final = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
-_installed: list[str] = []
+_LINEAR: Final = "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.__init__"
+_installed: set[str] = set()
 
 
-def install() -> None:
+def install(linear: bool) -> None:
     """Hook once a process; SGLang applies hooks when it has loaded all its plugins."""
-    if not _installed:
-        HookRegistry.register(_LOAD, _plan_first, HookType.BEFORE)
-        HookRegistry.register(_DRAFT, _open_to_ours, HookType.AROUND)
-        _installed.extend((_LOAD, _DRAFT))
+    _install(_LOAD, _plan_first, HookType.BEFORE)
+    _install(_DRAFT, _open_to_ours, HookType.AROUND)
+    if linear:
+        # its module imports kernels that a model without recurrences does not need
+        _install(_LINEAR, _with_ours, HookType.AROUND)
+
+
+def _install(target: str, hook: Callable[..., object], kind: HookType) -> None:
+    if target not in _installed:
+        HookRegistry.register(target, hook, kind)
+        _installed.add(target)
 
 
 def _plan_first(runner: ModelRunner) -> None:
@@ -56,3 +65,9 @@ def _open_to_ours(
     view = resolved_view(factory.draft_model_runner.server_args)
     ours = {name: partial(create_draft, factory, in_loop=stamps_children) for name in names_in(view)}
     return create(factory, backend_name, {**backend_map, **ours}, error_template, stamps_children=stamps_children)
+
+
+def _with_ours(construct: Callable[..., None], backend: GDNAttnBackend, model_runner: ModelRunner) -> None:
+    from backstamp_sglang.linear import build_with_ours
+
+    build_with_ours(construct, backend, model_runner)

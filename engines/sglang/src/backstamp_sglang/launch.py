@@ -12,7 +12,7 @@ from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of,
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from backstamp_sglang.facts import is_asked, names_in
+from backstamp_sglang.facts import is_asked, linear_names, names_in
 from backstamp_sglang.names import LOG, marker_of
 from backstamp_sglang.runner import resolve_for
 
@@ -45,7 +45,7 @@ def settle_launch(server_args: ServerArgs) -> None:
             graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
         declare_resolution(server_args, _SOURCE, cuda_graph_config=graphs)
     # pickled with the arguments; a leading underscore is SGLang's own mark for what is no setting
-    server_args._backstamp = marker_of(names_in(view))
+    server_args._backstamp = marker_of(names_in(view), bool(linear_names(view)))
 
 
 def _draft_config(server_args: ServerArgs) -> ModelConfig:

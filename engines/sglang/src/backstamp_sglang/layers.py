@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from backstamp.attention import LayerSpec, PagedKV
 from backstamp.errors import Refused
 
 if TYPE_CHECKING:
-    from sglang.srt.mem_cache.memory_pool import KVCache, MHATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import KVCache
     from torch import Tensor
 
-__all__ = ["CacheViews", "check_pool", "spec_of"]
+__all__ = ["CacheViews", "check_pool", "linear_spec_of", "spec_of"]
 
 
 def spec_of(layer: RadixAttention) -> LayerSpec:
@@ -47,15 +50,39 @@ def spec_of(layer: RadixAttention) -> LayerSpec:
     )
 
 
-def check_pool(pool: MHATokenToKVPool) -> None:
-    """Refuse a pool whose bytes are not plain rows of the model's own dtype.
+def linear_spec_of(layer: RadixLinearAttention) -> LayerSpec:
+    """A recurrent layer as a kernel needs to know it, from SGLang's own numbers: those of this rank."""
+    return LayerSpec(
+        layer_id=layer.layer_id,
+        num_qo_heads=layer.num_k_heads,
+        num_kv_heads=layer.num_v_heads,
+        head_dim=layer.head_k_dim,
+        v_head_dim=layer.head_v_dim,
+        scale=layer.head_k_dim**-0.5,
+    )
+
+
+def check_pool(pool: KVCache) -> None:
+    """Refuse a pool whose bytes are not plain rows of the model's own dtype, in any of its parts.
 
     Raises:
-        Refused: its layout, or its dtype, is another.
+        Refused: its kind, its layout or its dtype is another.
     """
-    plain = pool.kv_cache_layout in ("nhd", "hnd")
-    if not plain or pool.is_quantized_kv_cache or pool.store_dtype != pool.dtype:
-        found = f"layout {pool.kv_cache_layout}, {pool.store_dtype}"
+    parts = [pool]
+    if isinstance(pool, SWAKVPool):
+        parts = [pool.full_kv_pool, pool.swa_kv_pool]
+    elif isinstance(pool, HybridLinearKVPool):
+        parts = [pool.full_kv_pool]
+    for part in parts:
+        found = type(part).__name__
+        if isinstance(part, MHATokenToKVPool):
+            if (
+                part.kv_cache_layout in ("nhd", "hnd")
+                and not part.is_quantized_kv_cache
+                and part.store_dtype == part.dtype
+            ):
+                continue
+            found = f"layout {part.kv_cache_layout}, {part.store_dtype}"
         raise Refused("backstamp-sglang, the cache", needed="plain rows of the model's dtype", found=found)
 
 

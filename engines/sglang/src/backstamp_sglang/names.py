@@ -22,7 +22,19 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.server_args import ServerArgs
 
-__all__ = ["BEST", "LOG", "Asked", "Marker", "asked_by", "catalogue_here", "is_ours", "marker_of", "offer_names"]
+__all__ = [
+    "BEST",
+    "LOG",
+    "Asked",
+    "Marker",
+    "asked_by",
+    "catalogue_here",
+    "is_ours",
+    "is_ours_linear",
+    "linear_key",
+    "marker_of",
+    "offer_names",
+]
 
 LOG: Final = getLogger("backstamp.sglang")
 #: The name that asks for the best kernel by rank.
@@ -41,11 +53,11 @@ class Asked(NamedTuple):
 class Marker:
     """What the launched process was asked for; it travels with the server arguments to the processes it spawns."""
 
-    def __init__(self, names: Mapping[str, Asked]) -> None:
-        self.names = dict(names)
+    def __init__(self, names: Mapping[str, Asked], linear: bool) -> None:
+        self.names, self.linear = dict(names), linear
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _was_asked, (self.names,)
+        return _was_asked, (self.names, self.linear)
 
 
 def offer_names() -> None:
@@ -65,13 +77,17 @@ def offer_names() -> None:
             taken = key in choices.ATTENTION_BACKEND_CHOICES
             _offer(f"{_PREFIX}{key}" if taken else key, Asked(key, owner.distribution if owner else ""))
     _offer(BEST, Asked(None, ""))
+    for key in catalogue.keys("linear"):
+        if ":" not in key:
+            choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES.append(f"{_PREFIX}{key}")
+    choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES.append(BEST)
     for name, asked in _sent.items():
         if name not in _asked:
             # a key of the other process alone: which plugin is missing here is told with the plan
             _offer(name, asked)
     register_resolution_hook("handle_attention_backend_compatibility")(_settle)
     if _sent:
-        _hook_runners()
+        _hook_runners(_linear_sent[0])
 
 
 @cache
@@ -90,22 +106,34 @@ def asked_by(name: str) -> Asked:
     return _asked[name]
 
 
-def marker_of(names: Sequence[str]) -> Marker:
+def is_ours_linear(name: str | None) -> bool:
+    """Whether a name of `--linear-attn-backend` is one of ours."""
+    return name is not None and (name == BEST or name.startswith(_PREFIX))
+
+
+def linear_key(name: str) -> str | None:
+    """The key of the linear slot that one of our names stands for; None is the best by rank."""
+    return None if name == BEST else name.removeprefix(_PREFIX)
+
+
+def marker_of(names: Sequence[str], linear: bool) -> Marker:
     """What the processes spawned for these names are to be told."""
-    return Marker({name: _asked[name] for name in names})
+    return Marker({name: _asked[name] for name in names}, linear)
 
 
 _asked: dict[str, Asked] = {}
 #: What the server arguments that reached this process ask for.
 _sent: dict[str, Asked] = {}
+_linear_sent = [False]
 
 
-def _was_asked(names: Mapping[str, Asked]) -> Marker:
+def _was_asked(names: Mapping[str, Asked], linear: bool) -> Marker:
     """Arrive in a spawned process: before SGLang loads its plugins there, or after."""
     _sent.update(names)
+    _linear_sent[0] |= linear
     if _asked:
-        _hook_runners()
-    return Marker(names)
+        _hook_runners(linear)
+    return Marker(names, linear)
 
 
 def _offer(name: str, asked: Asked) -> None:
@@ -133,13 +161,14 @@ def _settle(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> 
     previous(server_args)
     view = resolved_view(server_args)
     asked = (*attention_backends_of(view), view.speculative_draft_attention_backend)
-    if any(is_ours(name) for name in asked):
+    linear = (view.linear_attn_backend, view.linear_attn_prefill_backend, view.linear_attn_decode_backend)
+    if any(is_ours(name) for name in asked) or any(is_ours_linear(name) for name in linear):
         from backstamp_sglang import door
 
         door.settle(server_args)
 
 
-def _hook_runners() -> None:
+def _hook_runners(linear: bool) -> None:
     from backstamp_sglang import door
 
-    door.hook_runners()
+    door.hook_runners(linear)

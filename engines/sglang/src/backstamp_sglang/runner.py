@@ -13,15 +13,15 @@ from weakref import WeakKeyDictionary
 
 from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 
-from backstamp.attention import AttentionBackend
+from backstamp.attention import AttentionBackend, LinearBackend
 from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.construction import RunnerBackends, RunnerShape, build
-from backstamp.declarations import Phase, Role
-from backstamp.errors import BuiltMismatch, NotInstalled, UnknownKey
+from backstamp.declarations import Phase, Role, Slot
+from backstamp.errors import BuiltMismatch, NotInstalled, Refused, UnknownKey
 from backstamp.factory_loading import load_factory
 from backstamp.host import this_host
 from backstamp.plan import Plan
-from backstamp.plan_rows import GroupPlan
+from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.resolution import resolve_on
 from backstamp.stamp import read_stamp
 from backstamp_sglang.facts import is_asked, names_in, question_of
@@ -47,8 +47,9 @@ class EngineRunner:
 
     def __init__(self, server_args: ServerArgs, config: ModelConfig, role: Role) -> None:
         self.plan = resolve_for(server_args, config, role)
-        for group in _groups_of(self.plan):
-            row = catalogue_here().row("attention", group)
+        linear = self.plan.linear.rows if self.plan.linear is not None else ()
+        for slot, group in (*_groups_of("attention", self.plan.running), *_groups_of("linear", linear)):
+            row = catalogue_here().row(slot, group)
             if row is not None:
                 # a kernel library that does not import is told now, not after minutes of loading weights
                 load_factory(row, catalogue_here())
@@ -88,8 +89,23 @@ class EngineRunner:
         needed, found = "a layer of the plan", "one its config does not have"
         raise BuiltMismatch(f"layer {layer_id} of {self.plan.model}", needed=needed, found=found)
 
+    def serving_linear(self, phase: Phase) -> LinearBackend[object]:
+        """What serves the gated delta nets in one phase.
+
+        Raises:
+            Refused: they are of several groups, or their states lie as SGLang's do not.
+        """
+        assert self._backends is not None, "built with the layers"
+        groups = {at for of, at in self._backends.linear_objects if of == phase}
+        layout = dict(self.plan.layouts).get("linear")
+        if groups != {0} or layout != "vk":
+            needed, found = "one group of states [HV, V, K]", f"{len(groups)} groups, states {layout}"
+            raise Refused(f"linear {phase} of {self.plan.model}", needed=needed, found=found)
+        return cast("LinearBackend[object]", self._backends.serving_linear_backend(phase))
+
     def _tell_stamps(self, backends: RunnerBackends) -> None:
-        for stamp in dict.fromkeys(read_stamp(built) for built in backends.objects.values()):
+        every = (*backends.objects.values(), *backends.linear_objects.values())
+        for stamp in dict.fromkeys(map(read_stamp, every)):
             library = f"{stamp.library.distribution} {stamp.library.version}" if stamp.library else "no library"
             plugin = f"{stamp.plugin.distribution} {stamp.plugin.version}"
             phases, page_size = ", ".join(stamp.phases), self.plan.page_size
@@ -143,5 +159,5 @@ def _host_here() -> HostCatalogue:
     return compile_for(catalogue_here(), this_host())
 
 
-def _groups_of(plan: Plan) -> Sequence[GroupPlan]:
-    return tuple(dict.fromkeys(group for phase in plan.running for group in phase.groups))
+def _groups_of(slot: Slot, phases: Sequence[PhasePlan]) -> Sequence[tuple[Slot, GroupPlan]]:
+    return tuple(dict.fromkeys((slot, group) for phase in phases for group in phase.groups))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 
 from backstamp.declarations import Half, Phase
 from backstamp.stamp import read_stamp
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-__all__ = ["stamps_of"]
+__all__ = ["linear_stamps_of", "stamps_of"]
 
 
 def stamps_of(runner: ModelRunner) -> dict[int, dict[str, dict[str, object]]]:
@@ -30,6 +31,24 @@ def stamps_of(runner: ModelRunner) -> dict[int, dict[str, dict[str, object]]]:
         for layer_id, part in backend.parts[phase].items():
             found.setdefault(layer_id, {})[phase] = read_stamp(part.serving.backend).as_json(phase)
     return found
+
+
+def linear_stamps_of(runner: ModelRunner) -> dict[str, dict[str, object]]:
+    """The stamp of what serves gated delta nets in each phase; none where SGLang's own kernels do."""
+    whole = runner.attn_backend
+    if not isinstance(whole, HybridLinearAttnBackend):
+        return {}
+    # its module imports kernels that a model without recurrences does not need
+    from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+
+    from backstamp_sglang.linear import LinearKernel
+
+    if not isinstance(whole.linear_attn_backend, GDNAttnBackend):
+        return {}
+    dispatcher = whole.linear_attn_backend.kernel_dispatcher
+    kernels: dict[Phase, object] = {"prefill": dispatcher.extend_kernel, "decode": dispatcher.decode_kernel}
+    ours = {phase: kernel.kernel for phase, kernel in kernels.items() if isinstance(kernel, LinearKernel)}
+    return {phase: read_stamp(kernel).as_json(phase) for phase, kernel in ours.items()}
 
 
 def _serving(runner: ModelRunner) -> Iterator[tuple[Phase, BackstampAttnBackend]]:
