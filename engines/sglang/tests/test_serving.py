@@ -10,6 +10,7 @@ from engines.sglang.tests.models import write_models
 from engines.sglang.tests.serve_once import CHUNK, NUM_PROMPTS, prompts
 from engines.sglang.tests.serving import Served, serve
 from tests.documents import install_documented_plugin
+from tests.third_party.installing import install_third_parties
 
 KEY = "backstamp_torch_native"
 HOOKED = [
@@ -120,11 +121,22 @@ def test_the_best_by_rank_serves(models: dict[str, Path], own: dict[str, Served]
     assert (served.stamps or {})["0"]["prefill"]["source"] == "auto"
 
 
-def test_a_third_party_plugin_serves(models: dict[str, Path], own: dict[str, Served], tmp_path: Path) -> None:
-    """The documented plugin, without a line for SGLang: its key is a name, and the scheduler runs its kernel."""
+def test_the_documented_plugin_serves(models: dict[str, Path], own: dict[str, Served], tmp_path: Path) -> None:
+    """What docs/write-a-plugin.md has its reader write, without a line for SGLang: the scheduler runs its kernel."""
     served = serve(tmp_path, models["full"], site=third_party(tmp_path), attention_backend="acme_attention")
     assert served.tokens == own["full"].tokens, served.log[-4000:]
     assert set(served.kernels("prefill")) == {"acme_attention_naive"}
+
+
+def test_an_installed_third_party_plugin_serves(
+    models: dict[str, Path], own: dict[str, Served], tmp_path: Path
+) -> None:
+    """The distribution that the other engines' suites install too: its key is a name, and its windows are SGLang's."""
+    site = install_third_parties(tmp_path, "acme-attention")
+    served = serve(tmp_path / "served", models["window"], site=site, attention_backend="acme")
+    assert served.tokens == own["window"].tokens, served.log[-4000:]
+    stamps = [half for halves in (served.stamps or {}).values() for half in halves.values()]
+    assert {stamp["plugin"]["distribution"] for stamp in stamps} == {"acme-attention"}
 
 
 BROKEN = {
