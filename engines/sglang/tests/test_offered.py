@@ -141,7 +141,7 @@ def test_what_is_not_carried_to_a_kernel_is_refused(asked: dict[str, object], ne
             "both linear halves, got triton, backst",
         ),
         ({"speculative_algorithm": "EAGLE"}, "a launch without speculation beside linear kernels"),
-        ({"linear_attn_verify_backend": KEY}, "SGLang's own linear verify"),
+        ({"linear_attn_backend": "triton", "linear_attn_verify_backend": KEY}, "SGLang's own linear verify"),
         ({"mamba_radix_cache_strategy": "extra_buffer"}, "final states alone"),
         ({"attention_backend": "torch_native"}, "both halves from Backstamp"),
     ],
@@ -154,6 +154,17 @@ def test_linear_kernels_are_refused_where_they_would_not_run(
     server = arguments(model if not asked else hybrid, **{"linear_attn_backend": KEY, **asked})
     with pytest.raises(Refused, match=needed.replace("halves, got", "halves from Backstamp, got")):
         question_of(server, model_config_of(server))
+
+
+def test_images_seen_both_ways_are_refused(model: Path) -> None:
+    """SGLang's Gemma gives that mask to its Triton backend alone."""
+    server = arguments(model)
+    config = model_config_of(server)
+    config.hf_config.architectures = ["Gemma3ForConditionalGeneration"]
+    with pytest.raises(Refused, match="a causal prefix, got Gemma3ForConditionalGeneration"):
+        question_of(server, config)
+    config.hf_config.architectures = ["Gemma3ForCausalLM"]
+    question_of(server, config)
 
 
 def test_linear_names_are_choices_and_their_plan_is_asked_for(hybrid: Path) -> None:

@@ -15,8 +15,8 @@ from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from backstamp.declarations import Role
+from backstamp_sglang.asked import is_asked, names_in
 from backstamp_sglang.drafts import create_draft
-from backstamp_sglang.facts import is_asked, names_in
 from backstamp_sglang.runner import runner_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of,
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-from backstamp_sglang.facts import is_asked, linear_names, names_in
+from backstamp_sglang.asked import is_asked, linear_names, names_in
 from backstamp_sglang.names import LOG, marker_of
 from backstamp_sglang.runner import resolve_for
 

@@ -21,7 +21,7 @@ from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 from backstamp.attention import ComputedGates, LinearBackend, LinearBatch, RawGates, StatePool
 from backstamp.declarations import Phase
 from backstamp.errors import Refused
-from backstamp_sglang.facts import linear_names
+from backstamp_sglang.asked import linear_names
 from backstamp_sglang.layers import linear_spec_of
 from backstamp_sglang.runner import runner_of
 

@@ -161,8 +161,8 @@ def _settle(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> 
     previous(server_args)
     view = resolved_view(server_args)
     asked = (*attention_backends_of(view), view.speculative_draft_attention_backend)
-    linear = (view.linear_attn_backend, view.linear_attn_prefill_backend, view.linear_attn_decode_backend)
-    if any(is_ours(name) for name in asked) or any(is_ours_linear(name) for name in linear):
+    linear = [getattr(view, f"linear_attn_{part}backend") for part in ("", "prefill_", "decode_", "verify_")]
+    if any(map(is_ours, asked)) or any(map(is_ours_linear, linear)):
         from backstamp_sglang import door
 
         door.settle(server_args)

@@ -24,7 +24,8 @@ from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.resolution import resolve_on
 from backstamp.stamp import read_stamp
-from backstamp_sglang.facts import is_asked, names_in, question_of
+from backstamp_sglang.asked import is_asked, names_in
+from backstamp_sglang.facts import question_of
 from backstamp_sglang.names import LOG, asked_by, catalogue_here
 
 if TYPE_CHECKING:
