@@ -21,7 +21,7 @@ from backstamp_sglang.door import check_sglang
 from backstamp_sglang.facts import question_of
 from backstamp_sglang.layers import CacheViews, check_pool, spec_of
 from backstamp_sglang.names import catalogue_here
-from backstamp_sglang.step import Slots, batch_of
+from backstamp_sglang.step import Chains, Slots, batch_of, draft_batch
 from engines.sglang.tests.models import write_hybrid, write_models
 
 KEY = "backstamp_torch_native"
@@ -306,3 +306,38 @@ def test_every_index_form_names_the_same_pages(form: str, windowed: bool) -> Non
         else:
             found = index.kv_indices[index.kv_indptr[row] : index.kv_indptr[row + 1]]
         assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "two-chains"])
+def test_a_draft_step_sees_the_prefix_and_its_own_chain(topk: int) -> None:
+    """Three slots a chain behind the prefix: a row skips those of the chains before its own."""
+    step, forms = 1, frozenset({"page_table"})
+    lens = torch.tensor([9, 4, 7])
+    asked = SimpleNamespace(batch_size=3, seq_lens=lens, seq_lens_cpu=lens, req_pool_indices=torch.tensor([2, 0, 3]))
+    batch = draft_batch(asked, step, Chains(topk, 3), Slots(TABLE, 1), forms)
+    rows = [
+        (source, length, chain) for source, length in zip([2, 0, 3], [9, 4, 7], strict=True) for chain in range(topk)
+    ]
+    assert batch.num_rows == batch.num_tokens == len(rows)
+    assert batch.kv_lens.tolist() == batch.kv_lens_host.tolist() == [length + 2 for _, length, _ in rows]
+    for row, (source, length, chain) in enumerate(rows):
+        first = length + 3 * chain
+        wanted = [*TABLE[source, :length].tolist(), *TABLE[source, first : first + 2].tolist()]
+        assert batch.index.page_table[row, : length + 2].tolist() == wanted
+
+
+@pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])
+def test_a_verify_step_counts_the_drafted_tokens(topk: int) -> None:
+    """SGLang's lengths leave them out here; a tree's mask lies row after row, `[drafted, length]` each."""
+    asked = forward(decode=True)
+    mask = torch.zeros(3 * (12 + 7 + 10), dtype=torch.bool)
+    asked.spec_info = SimpleNamespace(draft_token_num=3, topk=topk, custom_mask=mask)
+    batch = batch_of(asked, "verify", Slots(TABLE, 1), frozenset({"indirect"}))
+    assert batch.kv_lens.tolist() == batch.kv_lens_host.tolist() == [12, 7, 10]
+    assert batch.qo_indptr.tolist() == [0, 3, 6, 9]
+    if topk == 1:
+        assert batch.tree is None
+    else:
+        assert batch.tree is not None
+        assert batch.tree.buffer is mask
+        assert batch.tree.indptr.tolist() == [0, 36, 57]
