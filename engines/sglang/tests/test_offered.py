@@ -14,7 +14,7 @@ from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.plugins import load_plugins
-from sglang.srt.server_args import ServerArgs
+from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from backstamp.errors import NotInstalled, Refused
 from backstamp_sglang.door import check_sglang
@@ -57,6 +57,16 @@ def test_every_key_is_a_name_and_sglangs_own_names_stay_its_own(model: Path) -> 
         assert name in choices.DRAFT_ATTENTION_BACKEND_CHOICES
     assert ATTENTION_BACKENDS["torch_native"].__module__.startswith("sglang.")
     assert "backstamp" in ATTENTION_BACKENDS
+
+
+def test_the_command_line_takes_our_names(model: Path) -> None:
+    """SGLang's flags have lists of choices; a name nobody has is its own error."""
+    pair = ["--prefill-attention-backend", "backstamp_flex_attention", "--decode-attention-backend", KEY]
+    others = ["--speculative-draft-attention-backend", KEY, "--linear-attn-backend", KEY]
+    asked = prepare_server_args(["--model-path", str(model), "--device", "cpu", *pair, *others])
+    assert asked.prefill_attention_backend == "backstamp_flex_attention"
+    with pytest.raises(SystemExit):
+        prepare_server_args(["--model-path", str(model), "--attention-backend", "no_such_kernel"])
 
 
 def test_a_key_of_a_plugin_that_is_not_installed_is_a_name_too(model: Path) -> None:
