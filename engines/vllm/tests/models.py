@@ -1,6 +1,6 @@
 """Small seeded models with real weights: a model whose weights are near zero answers the same whatever attention does.
 
-In: a folder. Out: checkpoints that vLLM loads like any other.
+In: a folder. Out: checkpoints that vLLM loads like any other, and a launch of one.
 """
 
 from __future__ import annotations
@@ -8,10 +8,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 from transformers import Qwen3ForCausalLM as Qwen3
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 
-__all__ = ["VOCAB", "WINDOW", "write_models"]
+__all__ = ["VOCAB", "WINDOW", "prefill_config", "write_hybrid", "write_latent", "write_models"]
 
 VOCAB = 256
 #: Shorter than every prompt but a few.
@@ -44,7 +56,71 @@ def write_models(folder: Path) -> dict[str, Path]:
     return {"full": _write(Qwen3, full, folder / "full"), "window": _write(Gemma3ForCausalLM, windowed, folder / "win")}
 
 
+def write_hybrid(folder: Path, key_dim: int, value_dim: int) -> Path:
+    """Write a Qwen3-Next of three gated delta nets, with two key heads and four value heads, and an attention layer."""
+    config = Qwen3NextConfig(
+        num_hidden_layers=4,
+        layer_types=["linear_attention"] * 3 + ["full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=key_dim,
+        linear_value_head_dim=value_dim,
+        linear_conv_kernel_dim=4,
+        # vLLM's class wants experts in one layer
+        mlp_only_layers=[0, 1, 2],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+        **_SHAPE,
+    )
+    return _write(Qwen3NextForCausalLM, config, folder / "hybrid")
+
+
+def write_latent(folder: Path) -> Path:
+    """Write a DeepSeek-V2 without experts; vLLM's decode for the CPU is for a latent of 512 and a rotary part of 64.
+
+    Its positions are YaRN's: vLLM 0.32.0 rotates plain ones in place on the CPU, wrongly for queries that lie apart.
+    """
+    config = DeepseekV2Config(
+        num_hidden_layers=3,
+        first_k_dense_replace=3,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=64,
+        v_head_dim=48,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+        **{**_SHAPE, "num_key_value_heads": 4, "head_dim": 64},
+    )
+    return _write(DeepseekV2ForCausalLM, config, folder / "latent")
+
+
+def prefill_config(folder: Path, key: str) -> VllmConfig:
+    """vLLM's config of a launch that asks for a key of MLA prefill."""
+    asked = EngineArgs(
+        model=str(folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        attention_config={"mla_prefill_backend": key},
+    )
+    return asked.create_engine_config()
+
+
 def _write(kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path) -> Path:
     torch.manual_seed(0)
-    kind(config).float().save_pretrained(folder)
+    model = kind(config).float()
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):
+            # a fresh gated delta net forgets within a token or two: these states last some twenty
+            torch.nn.init.constant_(weight, -3.0)
+    model.save_pretrained(folder)
     return folder

@@ -29,11 +29,19 @@ def touched(worker: object) -> dict[str, object]:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     context = worker.model_runner.vllm_config.compilation_config.static_forward_context
+    from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+
     layers = [layer for layer in context.values() if isinstance(layer, Attention)]
     return {
         "impls": sorted({f"{type(layer.impl).__module__}.{type(layer.impl).__name__}" for layer in layers}),
         "decode_first": worker.model_runner.reorder_batch_threshold,
-        "overridden": AttentionBackendEnum.CPU_ATTN.is_overridden(),
+        "overridden": [
+            member.name
+            for member in (AttentionBackendEnum.CPU_ATTN, MLAPrefillBackendEnum.CPU)
+            if member.is_overridden()
+        ],
+        "replaced": sorted(op_registry_oot),
         # an editable plugin's declarations are read from its plugin.py
         "modules": sorted(
             name
@@ -50,6 +58,13 @@ def stamps(worker: object) -> dict[str, object]:
     return stamps_of(worker)
 
 
+def distances(worker: object) -> list[float]:
+    """How far a hybrid model's layers are from vLLM's own."""
+    from linear_steps import distances
+
+    return distances(worker)
+
+
 def main(request: dict[str, object]) -> dict[str, object]:
     """Serve every prompt greedily."""
     from vllm import LLM, SamplingParams
@@ -61,17 +76,22 @@ def main(request: dict[str, object]) -> dict[str, object]:
         sys.path.insert(0, request["parent_only"])
         offer_names()
         sys.path.remove(request["parent_only"])
-    llm = LLM(
-        dtype="float32",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        max_model_len=256,
-        max_num_batched_tokens=CHUNK,
-        max_num_seqs=8,
-        kv_cache_memory_bytes=64 << 20,
-        seed=0,
-        **request["llm"],
-    )
+    if "attention_config" in request["llm"]:
+        # `LLM` reads it before it loads plugins, `vllm serve` after
+        from vllm.plugins import load_general_plugins
+
+        load_general_plugins()
+    usual = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 256,
+        "max_num_batched_tokens": CHUNK,
+        "max_num_seqs": 8,
+        "kv_cache_memory_bytes": 64 << 20,
+        "seed": 0,
+    }
+    llm = LLM(**{**usual, **request["llm"]})
     asked = [{"prompt_token_ids": tokens} for tokens in prompts(request["vocab"])]
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     answers = llm.generate(asked, greedy, use_tqdm=False)
@@ -80,6 +100,7 @@ def main(request: dict[str, object]) -> dict[str, object]:
         "cached": [answer.num_cached_tokens for answer in answers],
         "touched": llm.collective_rpc(touched)[0],
         "stamps": llm.collective_rpc(stamps)[0],
+        "distances": llm.collective_rpc(distances)[0] if request["drive_linear"] else [],
     }
 
 

@@ -21,7 +21,7 @@ _CHILD = Path(__file__).with_name("serve_once.py")
 class Served:
     """What one launch came to; `tokens` and the rest are empty where it did not serve.
 
-    `stamps` are by layer and half, `touched` is what of Backstamp the worker met.
+    `stamps` are by layer and half, `touched` is what of Backstamp the worker met, `distances` those of `linear_steps`.
     """
 
     status: int
@@ -30,6 +30,7 @@ class Served:
     cached: tuple[int, ...] = ()
     stamps: dict[str, dict[str, dict[str, object]]] | None = None
     touched: dict[str, object] | None = None
+    distances: tuple[float, ...] = ()
 
     def kernels(self, half: str) -> list[str]:
         """The kernel on the stamp of each layer, in order."""
@@ -38,12 +39,21 @@ class Served:
 
 
 def serve(
-    folder: Path, model: Path, *, site: Path | None = None, parent_only: Path | None = None, **llm: object
+    folder: Path,
+    model: Path,
+    *,
+    site: Path | None = None,
+    parent_only: Path | None = None,
+    drive_linear: bool = False,
+    **llm: object,
 ) -> Served:
-    """Serve the prompts in a child; `site` is on the module path of all its processes, `parent_only` of one."""
+    """Serve the prompts in a child; `site` is on the module path of all its processes, `parent_only` of one.
+
+    With `drive_linear`, the worker drives its gated delta nets after that, with `linear_steps` of this folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     request, answer = folder / "request.json", folder / "answer.json"
-    asked: dict[str, object] = {"vocab": VOCAB, "llm": {"model": str(model), **llm}}
+    asked: dict[str, object] = {"vocab": VOCAB, "llm": {"model": str(model), **llm}, "drive_linear": drive_linear}
     if parent_only is not None:
         asked["parent_only"] = str(parent_only)
     request.write_text(json.dumps(asked), "utf-8")
@@ -51,7 +61,7 @@ def serve(
         [sys.executable, str(_CHILD), str(request), str(answer)],
         capture_output=True,
         text=True,
-        env=_environment(site),
+        env=_environment([site] if not drive_linear else [site, _CHILD.parent]),
         check=False,
         timeout=600,
     )
@@ -61,12 +71,20 @@ def serve(
         return Served(child.returncode, log)
     found = json.loads(answer.read_text("utf-8"))
     tokens = tuple(tuple(row) for row in found["tokens"])
-    return Served(child.returncode, log, tokens, tuple(found["cached"]), found["stamps"], found["touched"])
+    return Served(
+        child.returncode,
+        log,
+        tokens,
+        tuple(found["cached"]),
+        found["stamps"],
+        found["touched"],
+        tuple(found["distances"]),
+    )
 
 
-def _environment(site: Path | None) -> dict[str, str]:
+def _environment(folders: list[Path | None]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_INTERPRET"))}
-    path = [str(site)] if site is not None else []
+    path = [str(folder) for folder in folders if folder is not None]
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])]),

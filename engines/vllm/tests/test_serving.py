@@ -53,7 +53,8 @@ def test_another_backend_is_left_alone(own: dict[str, Served]) -> None:
         assert served.touched == {
             "impls": ["vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl"],
             "decode_first": None,
-            "overridden": False,
+            "overridden": [],
+            "replaced": [],
             "modules": ["backstamp_vllm.names"],
         }
         assert served.stamps == {}

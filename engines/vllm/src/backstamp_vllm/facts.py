@@ -18,13 +18,13 @@ from backstamp.declarations import Family
 from backstamp.engine import EngineFacts
 from backstamp.errors import BadInput, NotInstalled, Refused
 from backstamp.launch import Launch, Requests, make_launch
-from backstamp.model import LINEAR_FAMILIES, ModelFacts, group_layers, model_from_config
+from backstamp.model import LINEAR_FAMILIES, LayerFacts, ModelFacts, group_layers, model_from_config
 from backstamp.row_checks import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-__all__ = ["TESTED", "Question", "check_vllm", "question_of"]
+__all__ = ["TESTED", "Question", "asks_for_linear", "check_vllm", "is_tested", "question_of"]
 
 #: Versions of vLLM whose attention contract this adapter was run against.
 TESTED: Final = ">=0.32,<0.33"
@@ -32,6 +32,8 @@ TESTED: Final = ">=0.32,<0.33"
 SECTION: Final = "backstamp"
 #: Attention that vLLM hands to a layer of another kind than `Attention`.
 _ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
+#: What a linear key is asked through; vLLM keeps the recurrent layers of a launch without one.
+_LINEAR: Final = "linear_attn_"
 
 
 class Question(NamedTuple):
@@ -42,13 +44,18 @@ class Question(NamedTuple):
     model: ModelFacts
 
 
+def is_tested(version: str) -> bool:
+    """Whether this adapter was run against a vLLM of this version."""
+    return SpecifierSet(TESTED).contains(version, prereleases=True)
+
+
 def check_vllm(version: str) -> None:
     """Refuse a vLLM this adapter was not run against; its attention contract changes between minor versions.
 
     Raises:
         NotInstalled: the version is outside the tested range.
     """
-    if not SpecifierSet(TESTED).contains(version, prereleases=True):
+    if not is_tested(version):
         raise NotInstalled(
             "backstamp-vllm",
             needed=f"vllm {TESTED}",
@@ -67,6 +74,15 @@ def question_of(config: VllmConfig, key: str | None, page_size: int | None = Non
     model = _model(config)
     _check_reach(config, model)
     return Question(_launch(config, key, page_size), _engine(config), model)
+
+
+def asks_for_linear(config: VllmConfig) -> bool:
+    """Whether a launch names a linear kernel.
+
+    Raises:
+        BadInput: as `question_of`.
+    """
+    return any(name.startswith(_LINEAR) and value is not None for name, value in _section(config).items())
 
 
 def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launch:
@@ -115,11 +131,16 @@ def _engine(config: VllmConfig) -> EngineFacts:
 
 
 def _model(config: VllmConfig) -> ModelFacts:
-    """The facts of the main model's attention; recurrences and towers stay with vLLM's own kernels."""
+    """The facts of the main model's attention, and of its recurrences where they are asked for; towers stay vLLM's."""
     dtype = DTYPE_NAMES.get(str(config.model_config.dtype), str(config.model_config.dtype))
     who = f"model config {config.model_config.model}"
     facts = model_from_config(config.model_config.hf_config.to_dict(), who, dtype)
-    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in LINEAR_FAMILIES) for mixers in facts.layers)
+    linear = asks_for_linear(config)
+
+    def is_served(mixer: LayerFacts) -> bool:
+        return linear or mixer.family not in LINEAR_FAMILIES
+
+    layers = tuple(tuple(filter(is_served, mixers)) for mixers in facts.layers)
     return replace(facts, layers=layers, groups=group_layers(layers), unread=())
 
 
@@ -127,12 +148,18 @@ def _check_reach(config: VllmConfig, model: ModelFacts) -> None:
     """Refuse what a plan would promise and this adapter does not carry to the kernel."""
     parallel = config.parallel_config
     attention = config.attention_config
-    families = sorted({group.facts.family for group in model.groups})
+    families = sorted({group.facts.family for group in model.attention_groups})
+    linear = {group.facts.family for group in model.linear_groups}
+    others = ", ".join(sorted(linear - {"gdn"}))
     mixed = len({group.facts.attn_type for group in model.groups} - {"decoder"}) > 0
-    kv_dtype = config.cache_config.cache_dtype
+    cache = config.cache_config
+    kv_dtype = cache.cache_dtype
     for needed, found, wrong in (
         ("attention layers", "a model without any", not families),
         ("layers of vLLM's Attention", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
+        ("gated delta nets", f"linear layers of family {others}", bool(others)),
+        ("linear layers, or no linear key", "a model without any", asks_for_linear(config) and not linear),
+        ("states at the ends of chunks", "mamba_cache_mode all", bool(linear) and cache.mamba_cache_mode == "all"),
         ("decoder layers", "encoder or cross-attention layers", mixed),
         ("a launch without speculation", "a speculative config", config.speculative_config is not None),
         ("a cache in the model's own dtype", f"--kv-cache-dtype {kv_dtype}", kv_dtype != "auto"),

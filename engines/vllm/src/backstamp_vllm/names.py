@@ -1,24 +1,37 @@
-"""First step: every key of the catalogue becomes a name of vLLM's `--attention-backend`, in every process of vLLM.
+"""First step: every key of the catalogue becomes a name of vLLM's two registries of backends, in every process of vLLM:
+`--attention-backend`, and `mla_prefill_backend` of `--attention-config`.
 
 In: vLLM's call of its `vllm.general_plugins` entry point, or the arrival of a config that asks for one of our names in
-another process. Out: names in vLLM's registry of attention backends. It resolves nothing, imports no kernel, and
+another process. Out: names in those registries. It resolves nothing, imports no kernel, and
 overrides a backend of vLLM's own only where the operator asked for Backstamp and the platform cannot answer otherwise.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Final, NamedTuple
 
 from vllm.logger import init_logger
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum, register_mla_prefill_backend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.discovery import discover
 from backstamp.first_party import FIRST_PARTY
 
-__all__ = ["LOG", "Asked", "asked_by", "catalogue_here", "offer_names", "was_asked"]
+__all__ = [
+    "LOG",
+    "Asked",
+    "asked_by",
+    "asked_of_prefill",
+    "catalogue_here",
+    "is_ours",
+    "offer_names",
+    "was_asked",
+    "was_asked_of_prefill",
+]
 
 #: A name under `vllm`, because vLLM shows the records of its own loggers only.
 LOG: Final = init_logger("vllm.backstamp")
@@ -51,8 +64,9 @@ def offer_names() -> None:
         if len(alike) == 1:
             (key,) = alike
             owner = catalogue.owner(key, "attention")
-            taken = name in AttentionBackendEnum.__members__
-            _offer(f"{_PREFIX}{name}" if taken else name, Asked(key, owner.distribution if owner else ""))
+            asked = Asked(key, owner.distribution if owner else "")
+            _offer(_free(name, AttentionBackendEnum.__members__), asked)
+            _offer_prefill(_free(name, MLAPrefillBackendEnum.__members__), asked)
     if AttentionBackendEnum.CUSTOM.is_overridden():
         LOG.info("Backstamp leaves CUSTOM to %s, which has it", AttentionBackendEnum.CUSTOM.get_path())
     else:
@@ -70,10 +84,16 @@ def asked_by(name: str) -> Asked:
     return _asked[name]
 
 
+def is_ours(member: AttentionBackendEnum | None) -> bool:
+    """Whether a backend somebody asked for is one of our names."""
+    return member is not None and member.name in _asked
+
+
 def was_asked(name: str, asked: Asked) -> AttentionBackendEnum:
     """The member of a name the operator asked for in the process that sent this config.
 
-    On vLLM's CPU platform every layer gets `CPU_ATTN` whatever was asked for, so there that member is overridden.
+    On vLLM's CPU platform every layer gets `CPU_ATTN` whatever was asked for, so there that member is overridden. A
+    gated delta net is made before any layer that asks for a backend, so its layer is replaced here.
     """
     offer_names()
     if name not in _asked:
@@ -81,10 +101,35 @@ def was_asked(name: str, asked: Asked) -> AttentionBackendEnum:
         _offer(name, asked)
     member = AttentionBackendEnum[name]
     _answer_for_cpu(member)
+    _replace_linear_layer()
+    return member
+
+
+def asked_of_prefill(name: str) -> Asked:
+    """What one of our names of MLA prefill stands for."""
+    return _asked_of_prefill[name]
+
+
+def was_asked_of_prefill(name: str, asked: Asked) -> MLAPrefillBackendEnum:
+    """The same of a name of MLA prefill, for which vLLM's CPU platform takes the first of two members that runs."""
+    offer_names()
+    if name not in _asked_of_prefill:
+        _offer_prefill(name, asked)
+    member = MLAPrefillBackendEnum[name]
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        for fixed in (MLAPrefillBackendEnum.ZEN_CPU, MLAPrefillBackendEnum.CPU):
+            register_mla_prefill_backend(fixed, member.get_path())
     return member
 
 
 _asked: dict[str, Asked] = {}
+_asked_of_prefill: dict[str, Asked] = {}
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    return f"{_PREFIX}{name}" if name in taken else name
 
 
 def _offer(name: str, asked: Asked) -> None:
@@ -92,6 +137,12 @@ def _offer(name: str, asked: Asked) -> None:
     register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, f"backstamp_vllm.offered.{name}")
     # an enum member is pickled by its value, which a process that has not loaded this plugin yet cannot look up
     AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)
+
+
+def _offer_prefill(name: str, asked: Asked) -> None:
+    _asked_of_prefill[name] = asked
+    register_mla_prefill_backend(name, f"backstamp_vllm.offered_prefill.{name}")
+    MLAPrefillBackendEnum[name].__reduce_ex__ = partial(_reduce_prefill, name, asked)
 
 
 def _is_cut_off() -> bool:
@@ -109,9 +160,25 @@ def _reduce(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:
     return was_asked, (name, asked)
 
 
+def _reduce_prefill(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:
+    return was_asked_of_prefill, (name, asked)
+
+
 def _answer_for_cpu(member: AttentionBackendEnum) -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
         # what runs says so with its plan: this may be before the process has a log
         register_backend(AttentionBackendEnum.CPU_ATTN, member.get_path())
+
+
+def _replace_linear_layer() -> None:
+    import vllm
+
+    from backstamp_vllm.facts import is_tested
+
+    # another vLLM is refused at the door of the backend, before a module that reads more of it is imported
+    if is_tested(vllm.__version__):
+        from backstamp_vllm.linear import replace_layer
+
+        replace_layer()
