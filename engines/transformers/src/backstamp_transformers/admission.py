@@ -6,7 +6,6 @@ In: a model, and what was asked. Out: its `Served`. Nothing here keeps a model a
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -14,10 +13,12 @@ from backstamp_transformers.asked import asked_as
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.served import Served
 
-__all__ = ["admit", "is_admitted", "owner_of", "served_for"]
+__all__ = ["admit", "is_admitted", "is_tower", "mark_towers", "restore", "served_for", "server_of"]
 
 #: By identity: equal configs of two models are two. A value holds its config and its model weakly.
 _served: WeakIdKeyDictionary = WeakIdKeyDictionary()
+#: Configs of a composite model's other parts, which keep attention of their own.
+_towers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def admit(model: PreTrainedModel, name: str, dtype: torch.dtype, device: torch.device) -> Served:
@@ -37,10 +38,33 @@ def is_admitted(config: PretrainedConfig, name: str) -> bool:
     return served is not None and served.asked is asked_as(name)
 
 
-def owner_of(config: PretrainedConfig) -> nn.Module | None:
-    """The model a config is served for; None where nobody serves it, or its model is gone."""
+def server_of(config: PretrainedConfig) -> Served | None:
+    """What serves a config's model; None where nothing does any more, or the model is gone."""
     served = _served.get(config)
-    return served.model() if served is not None and served.in_force else None
+    return served if served is not None and served.in_force and served.model() is not None else None
+
+
+def restore(config: PretrainedConfig, served: Served | None) -> None:
+    """Have a config served as it was before an admission that came to nothing."""
+    if served is not None:
+        _served[config] = served
+    else:
+        _served.pop(config, None)
+
+
+def mark_towers(config: PretrainedConfig) -> None:
+    """Remember every part of a composite config but the language model's."""
+    text = config.get_text_config()
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig) and part is not text:
+            _towers[part] = True
+            mark_towers(part)
+
+
+def is_tower(config: PretrainedConfig) -> bool:
+    """Whether a config is of a part that is no language model."""
+    return config in _towers
 
 
 def served_for(config: PretrainedConfig) -> Served:

@@ -14,7 +14,7 @@ from backstamp.launch import Launch, Requests, make_launch
 from backstamp.policy import Policy
 from backstamp_transformers.errors import NotServed
 
-__all__ = ["PREFIX", "Asked", "asked_as", "forget", "name_for"]
+__all__ = ["PREFIX", "Asked", "asked_as", "forget", "is_asked", "name_for"]
 
 PREFIX = "backstamp_"
 _numbers = count()
@@ -66,6 +66,11 @@ def asked_as(name: str) -> Asked:
         found="one that is not in use",
         fix="Call backstamp_transformers.implementation(...) and pass what it answers",
     )
+
+
+def is_asked(name: str, asked: Asked) -> bool:
+    """Whether a name stands for this request, and none that was let go."""
+    return _asked.get(name) is asked
 
 
 def forget(name: str) -> None:

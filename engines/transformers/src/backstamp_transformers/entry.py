@@ -9,12 +9,13 @@ from transformers import PreTrainedModel
 
 from backstamp.catalogue import Catalogue
 from backstamp.policy import Policy
-from backstamp_transformers.admission import admit, owner_of
+from backstamp_transformers.admission import admit, restore, server_of
 from backstamp_transformers.asked import Asked
 from backstamp_transformers.engine_facts import check_release
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.handle import Handle
 from backstamp_transformers.names import register, release
+from backstamp_transformers.served import Served
 
 __all__ = ["implementation", "use"]
 
@@ -43,16 +44,19 @@ def use(
     asked = Asked(
         prefill=prefill or backend, decode=decode or backend, linear=linear, policy=policy, catalogue=catalogue
     )
+    before = server_of(text.config)
+    _refuse_served(text, before)
     name = register(asked)
     former = text.config._attn_implementation
     try:
-        _refuse_shared(text)
         served = admit(text, name, text.dtype, text.device)
         served.build()
         text.set_attn_implementation(name)
     except BaseException:
+        restore(text.config, before)
         release(name)
         raise
+    served.held = True
     return Handle(text, name, served, former)
 
 
@@ -95,13 +99,20 @@ def _language_model(model: PreTrainedModel) -> PreTrainedModel:
     return found
 
 
-def _refuse_shared(model: PreTrainedModel) -> None:
-    """The name of an implementation lies on the config: two models with one config cannot have two."""
-    owner = owner_of(model.config)
-    if owner is not None and owner is not model:
+def _refuse_served(model: PreTrainedModel, served: Served | None) -> None:
+    """The name of an implementation lies on the config: two models with one config cannot have two, nor two handles."""
+    who = f"Transformers model {model.config.model_type}"
+    if served is not None and served.model() is not model:
         raise NotServed(
-            f"Transformers model {model.config.model_type}",
+            who,
             needed="a config of its own",
             found="the config of another model that Backstamp serves",
             fix="Make each model of a copy: copy.deepcopy(config)",
+        )
+    if served is not None and served.held:
+        raise NotServed(
+            who,
+            needed="a model that no other handle serves",
+            found="one that use() serves",
+            fix="Release that handle first",
         )

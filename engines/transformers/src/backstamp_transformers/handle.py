@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from backstamp.declarations import Phase
 from backstamp.plan import Plan
 from backstamp.stamp import Stamp, read_stamp
+from backstamp_transformers.errors import NotServed
 from backstamp_transformers.linear import detach
 from backstamp_transformers.names import release
 from backstamp_transformers.served import Served
@@ -54,10 +55,17 @@ class Handle:
         if self.former is not None:
             detach(self.served)
             self.model.set_attn_implementation(self.former)
-            self.former, self.served.in_force = None, False
+            self.former, self.served.in_force, self.served.held = None, False, False
             release(self.name)
 
     def __enter__(self) -> Self:
+        if self.former is None:
+            raise NotServed(
+                f"backstamp_transformers handle {self.name!r}",
+                needed="a handle in force",
+                found="one that was released",
+                fix="Call backstamp_transformers.use() again",
+            )
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -59,7 +60,7 @@ def attach(served: Served) -> None:
         if module is None or not _open(module):
             who = f"{type(model).__name__}, layer {layer}"
             raise NotServed(who, needed=f"a gated delta net that calls {_RULES[0]}", found="another linear layer")
-        served.hooks.append(module.register_forward_pre_hook(_enter(served, layer)))
+        served.hooks.append(module.register_forward_pre_hook(_Enter(served, layer, module)))
         served.hooks.append(module.register_forward_hook(_leave, always_call=True))
 
 
@@ -70,11 +71,32 @@ def detach(served: Served) -> None:
     served.hooks.clear()
 
 
-def _enter(served: Served, layer: int) -> Callable[[nn.Module, object], None]:
-    def enter(module: nn.Module, inputs: object) -> None:
-        _thread.calling = _Calling(served, layer)
+class _Enter:
+    """Says that a served layer's forward runs; of a copy of the layer, or under another implementation, nothing."""
 
-    return enter
+    def __init__(self, served: Served, layer: int, module: nn.Module) -> None:
+        self._calling = _Calling(served, layer)
+        self._module = weakref.ref(module)
+
+    def __call__(self, module: nn.Module, inputs: object) -> None:
+        # a hook stays where a model is set to another implementation, and goes along with its copies
+        if self._module() is module and self._calling.served.applies():
+            _thread.calling = self._calling
+
+    def __deepcopy__(self, memo: object) -> _Enter:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        # what is served belongs to this process
+        return _idle, ()
+
+
+def _idle() -> Callable[[nn.Module, object], None]:
+    return _say_nothing
+
+
+def _say_nothing(module: nn.Module, inputs: object) -> None:
+    """What a served layer's hook is in a pickle."""
 
 
 def _leave(module: nn.Module, inputs: object, output: object) -> None:

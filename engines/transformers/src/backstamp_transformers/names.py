@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from backstamp_transformers.admission import admit, is_admitted, served_for
+from backstamp_transformers.admission import admit, is_admitted, is_tower, mark_towers, served_for
 from backstamp_transformers.asked import PREFIX, Asked, asked_as, forget, name_for
 from backstamp_transformers.attend import attention_forward
 from backstamp_transformers.continuous import open_continuous_batching
@@ -48,7 +48,13 @@ def release(name: str) -> None:
 def _check_and_admit(self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False) -> str:
     """Transformers' own check of a model's implementation, with ours before it where the name is ours."""
     name = requested_attention
-    if name is not None and name.startswith(PREFIX) and not is_admitted(self.config, name):
+    if name is None or not name.startswith(PREFIX):
+        return _checked_by_transformers(self, requested_attention, is_init_check)
+    mark_towers(self.config)
+    if is_tower(self.config):
+        # the name came down from the whole model: this part gets what Transformers would give it
+        return _checked_by_transformers(self, None, is_init_check)
+    if not is_admitted(self.config, name):
         device = torch.device(asked_as(name).device or ("cuda" if torch.cuda.is_available() else "cpu"))
         admit(self, name, _dtype_of(self.config), device)
     return _checked_by_transformers(self, requested_attention, is_init_check)

@@ -25,7 +25,7 @@ from backstamp.host import HostFacts, this_host
 from backstamp.plan import Plan
 from backstamp.resolution import resolve
 from backstamp.stamp import read_stamp
-from backstamp_transformers.asked import Asked
+from backstamp_transformers.asked import Asked, is_asked
 from backstamp_transformers.engine_facts import ENGINE, model_facts
 from backstamp_transformers.errors import NotServed, in_engine_idiom
 from backstamp_transformers.layers import layer_specs, linear_specs
@@ -69,7 +69,7 @@ class Served:
         backends: what was built, None before the first step.
         specs: the layers by id, empty before the first step; `places` what serves each of them.
         linear_specs, linear_places: the same of the linear layers; `hooks` are on their modules.
-        in_force: False once it was released.
+        in_force: False once it was released; `held` where a handle has it.
     """
 
     model: weakref.ref[nn.Module]
@@ -87,6 +87,7 @@ class Served:
     linear_places: dict[tuple[Phase, int], object] = field(default_factory=dict)
     hooks: list[RemovableHandle] = field(default_factory=list)
     in_force: bool = True
+    held: bool = False
 
     @classmethod
     def admit(
@@ -101,6 +102,11 @@ class Served:
         plan = _resolve(config, asked, catalogue, dtype, device)
         _tell_plan(plan)
         return cls(weakref.ref(model), weakref.ref(config), asked, catalogue, plan, dtype, device)
+
+    def applies(self) -> bool:
+        """Whether the model still runs as was asked: it may have been set to another implementation since."""
+        config = self.config()
+        return self.in_force and config is not None and is_asked(str(config._attn_implementation), self.asked)
 
     def fit(self, step: Bounds, dtype: torch.dtype, device: torch.device) -> None:
         """Have kernels for a step of this size, dtype and device; builds or builds anew where they are not there."""
