@@ -163,9 +163,12 @@ def test_what_is_not_carried_to_a_kernel_is_refused(
     [
         ({"decode_backend": "x"}, "got decode_backend"),
         (7, "needs a JSON object, got 7"),
-        ({"tp_size": 2, "attention_backend": "x"}, "needs each request once.*, got attention_backend, tp_size again"),
+        ({"attention_backend": "x"}, "needs each request once.*, got attention_backend again"),
+        *(({field: 64}, f"vLLM's own flags, got {field}") for field in ("page_size", "tp_size", "dcp_size")),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "vLLM's own flags, got kv_cache_dtype"),
+        ({"speculative_algorithm": "eagle"}, "vLLM's own flags, got speculative_algorithm"),
     ],
-    ids=["unknown-field", "no-object", "twice"],
+    ids=["unknown-field", "no-object", "twice", "page-size", "tp", "dcp", "kv-dtype", "drafts"],
 )
 def test_an_additional_config_that_is_no_request_is_refused(asked: object, said: str, config: VllmConfig) -> None:
     """What is asked there is read as strictly as a flag."""

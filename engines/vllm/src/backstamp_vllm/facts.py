@@ -7,7 +7,7 @@ hand to a kernel yet. It reads the config only: no weights, no device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import vllm
@@ -28,12 +28,17 @@ __all__ = ["TESTED", "Question", "asks_for_linear", "check_vllm", "is_tested", "
 
 #: Versions of vLLM whose attention contract this adapter was run against.
 TESTED: Final = ">=0.32,<0.33"
-#: Where `--additional-config` holds what is asked of Backstamp: fields of `backstamp.Requests`.
+#: Where `--additional-config` holds what is asked of Backstamp: some fields of `backstamp.Requests`.
 SECTION: Final = "backstamp"
 #: Attention that vLLM hands to a layer of another kind than `Attention`.
 _ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
 #: What a linear key is asked through; vLLM keeps the recurrent layers of a launch without one.
 _LINEAR: Final = "linear_attn_"
+#: What has no flag of vLLM's: a plan that says more than vLLM does would say what does not run.
+_ASKED_HERE: Final = (
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend"),
+    *("linear_attn_backend", "linear_attn_prefill_backend", "linear_attn_decode_backend"),
+)
 
 
 class Question(NamedTuple):
@@ -105,15 +110,16 @@ def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launc
 
 
 def _section(config: VllmConfig) -> Mapping[str, object]:
-    """What `--additional-config` asks: the split fields of a pair, or any other request."""
+    """What `--additional-config` asks: kernels of a pair and of recurrences; vLLM's own flags say all else."""
     extra = config.additional_config
     asked: object = extra.get(SECTION, {}) if isinstance(extra, Mapping) else {}
-    who, known = f"--additional-config {SECTION}", [item.name for item in fields(Requests)]
+    who = f"--additional-config {SECTION}"
     if not isinstance(asked, Mapping):
         raise BadInput(who, needed="a JSON object", found=repr(asked))
-    strange = [str(name) for name in asked if name not in known]
+    strange = [str(name) for name in asked if name not in _ASKED_HERE]
     if strange:
-        raise BadInput(who, needed=f"requests among {', '.join(known)}", found=", ".join(strange))
+        needed = f"requests among {', '.join(_ASKED_HERE)}; all else is said by vLLM's own flags"
+        raise BadInput(who, needed=needed, found=", ".join(strange))
     return asked
 
 
