@@ -131,7 +131,7 @@ def test_shapes_and_checks_are_told_as_json() -> None:
     assert [(row["work"], row["shape"]) for row in listed] == [("kda_decode", "b32 t1")]
     assert listed[0]["flops"] > 0
     assert listed[0]["bytes"] > 0
-    checked = run("--check", "nobody", "--json")
+    checked = run("--check", "aiter", "--json")
     assert {line["status"] for line in json.loads(checked.stdout)} == {"refused"}
     assert checked.returncode == 0
 

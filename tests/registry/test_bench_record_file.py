@@ -87,7 +87,7 @@ def test_small_shapes_are_not_written_beside_figures(bench, owner, tmp_path: Pat
     "script",
     [
         ("kernels.py", "--tiny", "--only", "decode", "--kernels", "torch_native"),
-        ("kernels.py", "--check", "nobody"),
+        ("kernels.py", "--check", "aiter"),
         ("kernels.py", "--plot", "plots"),
         ("dispatch.py", "--kernels", "torch_native"),
     ],
