@@ -11,7 +11,14 @@ from backstamp.factories import BuildRequest, Built
 from backstamp_cpu.linear import LinearState, TorchNativeLinear
 from backstamp_cpu.native import NativeState, TorchNative
 
-__all__ = ["build_latent", "build_rule"]
+__all__ = [
+    "build_latent",
+    "build_latent_no_causal",
+    "build_latent_zeros",
+    "build_rule",
+    "build_rule_forgets",
+    "build_rule_zeros",
+]
 
 
 class Rule(TorchNativeLinear):
@@ -65,10 +72,30 @@ class Latent(TorchNative):
 
 
 def build_rule(request: BuildRequest) -> Built:
-    """The factory of every rule."""
-    return Built(request.kernel, Rule(request))
+    """The delta rule."""
+    return Built("acme_rule", Rule(request))
+
+
+def build_rule_zeros(request: BuildRequest) -> Built:
+    """A rule that answers zeros."""
+    return Built("acme_rule_zeros", Rule(request))
+
+
+def build_rule_forgets(request: BuildRequest) -> Built:
+    """A rule that leaves states as they were."""
+    return Built("acme_rule_forgets", Rule(request))
 
 
 def build_latent(request: BuildRequest) -> Built:
-    """The factory of every MLA prefill."""
-    return Built(request.kernel, Latent(request), dict(request.settings))
+    """MLA prefill."""
+    return Built("acme_latent", Latent(request), dict(request.settings))
+
+
+def build_latent_zeros(request: BuildRequest) -> Built:
+    """MLA prefill that answers zeros."""
+    return Built("acme_latent_zeros", Latent(request), dict(request.settings))
+
+
+def build_latent_no_causal(request: BuildRequest) -> Built:
+    """MLA prefill without the causal rule."""
+    return Built("acme_latent_no_causal", Latent(request), dict(request.settings))

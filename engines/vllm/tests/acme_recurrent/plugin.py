@@ -21,7 +21,7 @@ def backstamp_offers() -> tuple[Offer, ...]:
         replace(
             NATIVE_GDN,
             kernel=name,
-            factory="acme_recurrent.backend:build_rule",
+            factory=f"acme_recurrent.backend:{name.replace('acme', 'build')}",
             state_layouts=("kv",),
             reference=False,
             priority=0,
@@ -32,7 +32,7 @@ def backstamp_offers() -> tuple[Offer, ...]:
         replace(
             NATIVE,
             kernel=name,
-            factory="acme_recurrent.backend:build_latent",
+            factory=f"acme_recurrent.backend:{name.replace('acme', 'build')}",
             phases=frozenset({"prefill"}),
             draft_phases=frozenset(),
             kv_forms=frozenset({"ragged"}),
