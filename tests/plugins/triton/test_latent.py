@@ -247,7 +247,7 @@ def test_few_rows_share_their_keys_and_shares_are_merged(changes, recorded):
     assert launch["sinks_ptr"] is launch["lse_ptr"] is None
     assert (merge["sinks_ptr"] is not None) == ("sinks" in changes)
     assert (merge["lse_ptr"] is not None) == ("lse" in changes)
-    assert merge["grid"] == (2, 4)
+    assert merge["grid"] == (2, 4, 1)
 
 
 @pytest.mark.parametrize("extra", ["lse", "sinks"])

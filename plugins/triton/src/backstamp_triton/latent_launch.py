@@ -16,13 +16,14 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from backstamp.jit_notice import Announcer
+from backstamp.relaunch import launch as relaunch
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
 from backstamp_triton.latent_parts import PANEL
 from backstamp_triton.latent_tile import attend_latent
 from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Step
-from backstamp_triton.tile_launch import merge_shares
+from backstamp_triton.tile_launch import merge_shares, odd_bytes
 
 __all__ = ["REGISTERS", "LatentKernel", "LatentRows", "box_of", "latent_rows"]
 
@@ -85,42 +86,56 @@ class LatentKernel:
         page_size = cache.shape[1]
         launch = launch_of("latent", self._chip, known, step)
         split = launch.splits > 1
+        q_strides, out_strides = q.stride()[:2], out.stride()[:2]
         q_rope_strides = (0, 0) if q_rope is None else q_rope.stride()[:2]
         lse_strides = (0, 0) if lse is None else lse.stride()
         sinks, with_lse = "" if spec.sinks is None else "sinks", "" if lse is None else "lse"
         parts = "" if q_rope is None else "q_rope"
+        like = (
+            *("latent", spec.num_qo_heads, page_size, rows.per_page, cache.stride(1), rows.boxes is None),
+            *(q_strides, q_rope_strides, out_strides, lse_strides),
+            odd_bytes(q, q_rope, cache, out, lse, spec.sinks),
+        )
         with self._compiles.first(launch.what, step.form, "pages of", page_size, parts, sinks, with_lse):
-            attend_latent[(launch.slots * known.head_blocks, launch.splits)](
-                q,
-                q_rope,
-                cache if rows.boxes is None else None,
-                rows.boxes,
-                out,
-                None if split else lse,
-                self._shares if split else None,
-                self._share_lse if split else None,
-                None if split else spec.sinks,
-                batch.qo_indptr,
-                batch.kv_lens,
-                page_ids,
-                step.page_rows,
-                batch.num_rows,
-                batch.num_tokens,
-                0 if page_ids is None else page_ids.stride(0),
-                rows.per_page,
-                cache.stride(1),
-                *q.stride()[:2],
-                *q_rope_strides,
-                *out.stride()[:2],
-                *lse_strides,
-                known.logit_scale,
-                HEADS=spec.num_qo_heads,
-                PACK=known.pack,
-                PAGE_SIZE=page_size,
-                INDEX=step.form,
-                CAUSAL=step.causal == "yes",
-                ONE_TOKEN=step.one_token,
-                SPLIT=split,
+            relaunch(
+                attend_latent,
+                launch.codes,
+                like,
+                (launch.slots * known.head_blocks, launch.splits, 1),
+                (
+                    q,
+                    q_rope,
+                    cache if rows.boxes is None else None,
+                    rows.boxes,
+                    out,
+                    None if split else lse,
+                    self._shares if split else None,
+                    self._share_lse if split else None,
+                    None if split else spec.sinks,
+                    batch.qo_indptr,
+                    batch.kv_lens,
+                    page_ids,
+                    step.page_rows,
+                    batch.num_rows,
+                    batch.num_tokens,
+                    0 if page_ids is None else page_ids.stride(0),
+                    rows.per_page,
+                    cache.stride(1),
+                    *q_strides,
+                    *q_rope_strides,
+                    *out_strides,
+                    *lse_strides,
+                    known.logit_scale,
+                ),
+                lambda: {
+                    "HEADS": spec.num_qo_heads,
+                    "PACK": known.pack,
+                    "PAGE_SIZE": page_size,
+                    "INDEX": step.form,
+                    "CAUSAL": step.causal == "yes",
+                    "ONE_TOKEN": step.one_token,
+                    "SPLIT": split,
+                },
                 num_warps=4,
                 maxnreg=REGISTERS,
             )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from backstamp.relaunch import launch as relaunch
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
+from backstamp_triton.tile_launch import odd_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -78,46 +80,59 @@ def attend_views(
     group = spec.num_qo_heads // spec.num_kv_heads
     heads = spec.num_kv_heads * -(-group // launch.pack)
     tiles = launch.slots * heads * launch.splits
-    lse_strides = (0, 0) if lse is None else lse.stride()
-    attend_prefill[(min(tiles, processors),)](
-        q,
-        k_view.descriptor,
-        v_view.descriptor,
-        out,
-        lse,
-        part,
-        part_lse,
-        spec.sinks,
-        batch.qo_indptr,
-        batch.kv_lens,
-        batch.causal if step.causal == "rows" else None,
-        page_ids,
-        page_rows,
-        batch.num_rows,
-        batch.num_tokens,
-        launch.slots,
-        launch.splits,
-        tiles,
-        0 if page_ids is None else page_ids.stride(0),
-        *q.stride()[:2],
-        *out.stride()[:2],
-        *lse_strides,
-        *k_view[1:],
-        *v_view[1:],
-        known.logit_scale,
-        known.softcap_log2,
-        known.window_left,
-        HEADS=heads,
-        GROUP=group,
-        PACK=launch.pack,
-        DK=spec.head_dim,
-        DV=spec.v_head_dim,
-        PAGE_SIZE=max(page_size, 1),
-        ROWS=rows,
-        INDEX=form,
-        CAUSAL=step.causal,
-        BLOCK_N=launch.config.block_n,
-        STAGES=launch.config.num_stages,
+    q_strides, out_strides, lse_strides = q.stride(), out.stride(), (0, 0) if lse is None else lse.stride()
+    like = (
+        *("prefill", form, page_size, known.shape, known.window_left, known.softcap_log2 is None),
+        *(q_strides, out_strides, lse_strides, k_view[1:], v_view[1:], rows),
+        odd_bytes(q, out, lse, spec.sinks),
+    )
+    relaunch(
+        attend_prefill,
+        launch.codes,
+        like,
+        (min(tiles, processors), 1, 1),
+        (
+            q,
+            k_view.descriptor,
+            v_view.descriptor,
+            out,
+            lse,
+            part,
+            part_lse,
+            spec.sinks,
+            batch.qo_indptr,
+            batch.kv_lens,
+            batch.causal if step.causal == "rows" else None,
+            page_ids,
+            page_rows,
+            batch.num_rows,
+            batch.num_tokens,
+            launch.slots,
+            launch.splits,
+            tiles,
+            0 if page_ids is None else page_ids.stride(0),
+            *q_strides[:2],
+            *out_strides[:2],
+            *lse_strides,
+            *k_view[1:],
+            *v_view[1:],
+            known.logit_scale,
+            known.softcap_log2,
+            known.window_left,
+        ),
+        lambda: {
+            "HEADS": heads,
+            "GROUP": group,
+            "PACK": launch.pack,
+            "DK": spec.head_dim,
+            "DV": spec.v_head_dim,
+            "PAGE_SIZE": max(page_size, 1),
+            "ROWS": rows,
+            "INDEX": form,
+            "CAUSAL": step.causal,
+            "BLOCK_N": launch.config.block_n,
+            "STAGES": launch.config.num_stages,
+        },
         num_warps=launch.config.num_warps,
     )
 

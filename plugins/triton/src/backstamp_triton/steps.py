@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from backstamp.attention import Batch, KVIndex
 from backstamp.factories import BuildRequest
+from backstamp.relaunch import Codes
 from backstamp.step_checks import IndexForm, refusal
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Launch:
     """How one launch shape runs in one step: blocks, heads of a tile, programs sharing a tile's keys, tile slots.
 
     `merged_at_once` counts the shares that the merge loads together, a power of two; `overlap` launches the merge while
-    the last programs end.
-    `what` says which kernel that is, for the announcement of its compile.
+    the last programs end. `what` says which kernel that is, for the announcement of its compile; `codes` keeps what it
+    was compiled to, for the layers of the step that follow.
     """
 
     config: TileConfig
@@ -41,6 +42,7 @@ class Launch:
     overlap: bool
     slots: int
     what: str
+    codes: Codes = field(default_factory=dict, compare=False)
 
 
 @dataclass(slots=True)
