@@ -7,6 +7,7 @@ machine code, and how many warpgroup products and tensor copies the code holds.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 
@@ -84,6 +85,7 @@ def compile_job(job: Job) -> dict[str, object]:
         "shared_bytes": compiled.metadata.shared,
         "products": ptx.count("wgmma.mma_async"),
         "copies": ptx.count("cp.async.bulk.tensor"),
+        "waits": re.findall(r"griddepcontrol\.\w+", ptx),
     }
 
 
