@@ -6,7 +6,7 @@ graph may record a step and a later `plan` brings its tensors up to date. Never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
 import torch
@@ -22,6 +22,7 @@ from backstamp.linear_checks import (
     check_linear_build,
     linear_refusal,
 )
+from backstamp.relaunch import Codes, launch
 from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.recurrence import advance_rows
 from backstamp_linear_attn.token_slots import longest_row
@@ -41,12 +42,14 @@ class RowsStep:
     Attributes:
         many: whether a row may have more than one token.
         what: its launch in words, for the notice of a first compile.
+        codes: what its first layers were compiled to, for those that follow.
     """
 
     batch: LinearBatch
     form: LinearForm
     many: bool
     what: str
+    codes: Codes = field(default_factory=dict, compare=False)
 
 
 class TritonRows:
@@ -101,7 +104,6 @@ class TritonRows:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         if batch.num_tokens == 0:
             return out
-        raw = isinstance(gates, RawGates)
         bound = gates.lower_bound if isinstance(gates, RawGates) else None
         channels = self._request.family == "kda"
         a, b = (gates.a, gates.b) if isinstance(gates, RawGates) else (gates.g, gates.beta)
@@ -109,52 +111,57 @@ class TritonRows:
             a = a.contiguous()
         kept, table, parents = batch.intermediate, batch.slot_table, batch.parents
         block_k, block_v, num_warps = blocks_of(layer.head_dim, layer.v_head_dim, pool.order)
-        grid = ((batch.num_rows + 1) * layer.num_kv_heads * triton.cdiv(layer.v_head_dim, block_v),)
+        rate, bias = None, None
+        if isinstance(gates, RawGates):
+            rate, bias = gates.A_log.contiguous(), gates.dt_bias.contiguous()
+        strides = (
+            *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *a.stride()[:2], *b.stride()[:2]),
+            *(*out.stride()[:2], *pool.ssm.stride()[:3]),
+        )
+        tensors = (q, k, v, a, b, rate, bias, out, pool.ssm, slots)
+        like = (
+            *(layer.num_kv_heads, layer.num_qo_heads, layer.head_dim, layer.v_head_dim, pool.order, bound is None),
+            *strides,
+            *[None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors],
+        )
         with self._compiles.first(state.what):
-            advance_rows[grid](
-                q,
-                k,
-                v,
-                a,
-                b,
-                gates.A_log.contiguous() if isinstance(gates, RawGates) else None,
-                gates.dt_bias.contiguous() if isinstance(gates, RawGates) else None,
-                out,
-                pool.ssm,
-                kept,
-                batch.qo_indptr,
-                slots,
-                table,
-                batch.num_accepted,
-                parents,
-                batch.num_rows,
-                batch.num_tokens,
-                layer.scale,
-                bound or 0.0,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:2],
-                *a.stride()[:2],
-                *b.stride()[:2],
-                *out.stride()[:2],
-                *pool.ssm.stride()[:3],
-                *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
-                0 if table is None else table.stride(0),
-                0 if table is None else table.shape[1],
-                0 if parents is None else parents.stride(0),
-                HEADS=layer.num_kv_heads,
-                SHARED=layer.num_kv_heads // layer.num_qo_heads,
-                K=layer.head_dim,
-                V=layer.v_head_dim,
-                BLOCK_K=block_k,
-                BLOCK_V=block_v,
-                V_FIRST=pool.order == "vk",
-                CHANNELS=channels,
-                RAW=raw,
-                BOUNDED=bound is not None,
-                FORM=state.form,
-                TREE=parents is not None,
-                MANY=state.many,
+            launch(
+                advance_rows,
+                state.codes,
+                like,
+                ((batch.num_rows + 1) * layer.num_kv_heads * triton.cdiv(layer.v_head_dim, block_v), 1, 1),
+                (
+                    *(q, k, v, a, b, rate, bias, out, pool.ssm, kept),
+                    batch.qo_indptr,
+                    slots,
+                    table,
+                    batch.num_accepted,
+                    parents,
+                    batch.num_rows,
+                    batch.num_tokens,
+                    layer.scale,
+                    bound or 0.0,
+                    *strides,
+                    *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
+                    0 if table is None else table.stride(0),
+                    0 if table is None else table.shape[1],
+                    0 if parents is None else parents.stride(0),
+                ),
+                lambda: {
+                    "HEADS": layer.num_kv_heads,
+                    "SHARED": layer.num_kv_heads // layer.num_qo_heads,
+                    "K": layer.head_dim,
+                    "V": layer.v_head_dim,
+                    "BLOCK_K": block_k,
+                    "BLOCK_V": block_v,
+                    "V_FIRST": pool.order == "vk",
+                    "CHANNELS": channels,
+                    "RAW": rate is not None,
+                    "BOUNDED": bound is not None,
+                    "FORM": state.form,
+                    "TREE": parents is not None,
+                    "MANY": state.many,
+                },
                 num_warps=num_warps,
             )
         return out
@@ -165,24 +172,24 @@ class TritonRows:
             needed = "1, as the recorded step has it; plan a new state"
             raise linear_refusal(self._request, "max_q_len", needed, str(new.max_q_len), new.phase)
         copies: list[tuple[Tensor, Tensor]] = []
-        for field in fields(LinearBatch):
+        for of in fields(LinearBatch):
             # a launch depends on whether a row may have many tokens, and not on how many
-            if field.name in ("qo_indptr_host", "max_q_len", "phase"):
+            if of.name in ("qo_indptr_host", "max_q_len", "phase"):
                 continue
-            kept: object = getattr(old, field.name)
-            given: object = getattr(new, field.name)
+            kept: object = getattr(old, of.name)
+            given: object = getattr(new, of.name)
             if isinstance(kept, Tensor) and isinstance(given, Tensor) and kept.shape == given.shape:
                 same = kept.data_ptr() == given.data_ptr()
                 if same and _steps(kept) == _steps(given):
                     continue
                 # another view of the same memory would be copied onto itself
-                if field.name != "intermediate" and not same:
+                if of.name != "intermediate" and not same:
                     copies.append((kept, given))
                     continue
             elif not isinstance(kept, Tensor) and not isinstance(given, Tensor) and kept == given:
                 continue
             needed = "as the recorded step has it; plan a new state"
-            raise linear_refusal(self._request, field.name, needed, "another", new.phase)
+            raise linear_refusal(self._request, of.name, needed, "another", new.phase)
         # nothing is copied of a step that is refused
         for kept_at, values in copies:
             kept_at.copy_(values)
