@@ -10,9 +10,12 @@ knows when nothing of that has changed keeps the code beside the step. It import
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-__all__ = ["Code", "Codes", "Kernel", "launch"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Code", "Codes", "Kernel", "launch", "odd_bytes"]
 
 
 class Compiled(Protocol):
@@ -62,3 +65,8 @@ def launch(
     # the interpreter has no code
     if compiled is not None:
         codes[like] = Code(compiled, tuple(named.values()))
+
+
+def odd_bytes(*tensors: Tensor | None) -> tuple[object, ...]:
+    """What Triton compiles for of tensors whose dtypes the row fixes: which are absent, and which lie at 16 bytes."""
+    return tuple([None if tensor is None else tensor.data_ptr() % 16 == 0 for tensor in tensors])

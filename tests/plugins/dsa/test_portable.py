@@ -113,7 +113,7 @@ def test_only_sm90_has_the_kernel_written_for_it(arch, there):
 
 def test_the_hopper_kernel_takes_rows_it_can_copy_by_16_bytes():
     """Two-byte numbers, a latent of 512 and 64, aligned addresses and strides; anything else is the tile kernel's."""
-    q, rows = torch.zeros(3, 4, 576, dtype=torch.bfloat16), torch.zeros(8, 1, 576, dtype=torch.bfloat16)
+    q, rows = torch.zeros(3, 4, 576, dtype=torch.bfloat16), torch.zeros(2, 4, 1, 576, dtype=torch.bfloat16)
     wide, layer = torch.zeros(3, 4, 600, dtype=torch.bfloat16), dsa_layer(4)
     assert suits_hopper(q, None, rows, layer)
     assert suits_hopper(q[..., :512], q[..., 512:], rows, layer)
@@ -121,11 +121,11 @@ def test_the_hopper_kernel_takes_rows_it_can_copy_by_16_bytes():
     assert not suits_hopper(q, None, rows, replace(layer, head_dim=512))
     assert not suits_hopper(wide[..., :576], None, rows, layer)
     assert not suits_hopper(q[..., :512], wide[..., 512:576], rows, layer)
-    assert not suits_hopper(q, None, torch.zeros(8 * 584, dtype=torch.bfloat16).view(8, 1, 584)[..., :576], layer)
+    assert not suits_hopper(q, None, torch.zeros(8 * 584, dtype=torch.bfloat16).view(2, 4, 1, 584)[..., :576], layer)
     odd = torch.zeros(q.numel() + 8, dtype=torch.bfloat16)[1:][: q.numel()].view_as(q)
     assert not suits_hopper(odd, None, rows, layer)
     assert not suits_hopper(
-        q, None, torch.zeros(8 * 576 + 8, dtype=torch.bfloat16)[1:][: 8 * 576].view(8, 1, 576), layer
+        q, None, torch.zeros(8 * 576 + 8, dtype=torch.bfloat16)[1:][: 8 * 576].view(2, 4, 1, 576), layer
     )
 
 
@@ -146,7 +146,7 @@ def test_a_suited_call_is_launched_once_and_never_by_both_kernels():
     backend._kernels["triton"]._sparse._hopper = recorder = _Recorder()
     backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch), out=out, indices=indices)
     ((grid, given, settings),) = recorder.launches
-    assert grid == (2, 1)
+    assert grid == (2, 1, 1)
     assert given[6] is out
     assert (settings["HEADS"], settings["SPLIT"]) == (100, False)
     assert out.isnan().all()

@@ -18,8 +18,8 @@ from backstamp.jit_notice import Announcer
 from backstamp.repeated_calls import CallChecks
 from backstamp.step_checks import check_batch, refusal
 from backstamp_dsa.queries import nothing_seen
-from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
-from backstamp_dsa.steps import SparseStep, renew
+from backstamp_dsa.slots import INDEX_SPACE, find_slots, padded
+from backstamp_dsa.steps import Slots, SparseStep, renew
 
 __all__ = ["CompressedAttention", "CompressedKernel", "compress_rate", "sinks_of"]
 
@@ -101,8 +101,7 @@ class CompressedAttention:
         slots_per_page = self._kernel.slots_per_page("kv.k", kv.k)
         with self._compiles.first(self._request.layout, state.form):
             near = find_slots(
-                batch,
-                state.form,
+                state,
                 indices=None,
                 width=padded(layer.window_left + 1),
                 window=layer.window_left + 1,
@@ -119,8 +118,7 @@ class CompressedAttention:
             return None
         width = indices.shape[1] if indices is not None else batch.max_kv_len // rate
         return find_slots(
-            batch,
-            state.form,
+            state,
             indices=indices,
             width=padded(width),
             rate=rate,

@@ -14,9 +14,16 @@ from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.portable import chip_of, merge_two
-from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
-from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep, schedule_of
+from backstamp_dsa.queries import (
+    check_aligned,
+    chunks_of,
+    flat_rows,
+    library_heads,
+    rows_per_page,
+    store_answer,
+    whole_query,
+)
+from backstamp_dsa.steps import Slots, SparseStep, kept_of
 
 __all__ = ["PACKED_BYTES", "LibraryPackedV4", "LibraryRowsV4"]
 
@@ -38,7 +45,7 @@ class LibraryRowsV4:
     def slots_per_page(self, field: str, cache: Tensor) -> int:
         """Rows between two pages."""
         check_aligned(self._request, field, cache)
-        return flat_rows(self._request, field, cache)[1]
+        return rows_per_page(self._request, field, cache)
 
     def attend(
         self,
@@ -69,7 +76,7 @@ class LibraryRowsV4:
                 for (_, found_lse), chosen in zip(parts, (near, far), strict=True)
             ]
         )
-        merge_two(part, part_lse, out, None, sinks)
+        merge_two(part, part_lse, step, out, None, sinks)
 
     def _call(
         self, query: Tensor, field: str, cache: Tensor, chosen: Slots, sinks: Tensor | None, layer: LayerSpec
@@ -131,7 +138,7 @@ class LibraryPackedV4:
                 None,
                 None,
                 layer.v_head_dim,
-                schedule_of(step, shape, lambda: flash_mla.get_mla_metadata()[0]),
+                kept_of(step.schedules, shape, lambda: flash_mla.get_mla_metadata()[0]),
                 softmax_scale=layer.scale,
                 is_fp8_kvcache=True,
                 indices=near.slots[run, None],

@@ -18,8 +18,7 @@ from backstamp.errors import NotInstalled
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.queries import store_answer
-from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep
+from backstamp_dsa.steps import Slots, SparseStep
 
 __all__ = ["AiterV4"]
 

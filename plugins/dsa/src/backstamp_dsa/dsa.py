@@ -20,8 +20,8 @@ from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_dsa.indexer import DsaIndexer
 from backstamp_dsa.queries import nothing_seen
 from backstamp_dsa.settings import SEED, Inside
-from backstamp_dsa.slots import INDEX_SPACE, Slots, find_slots, padded
-from backstamp_dsa.steps import SparseStep, renew
+from backstamp_dsa.slots import INDEX_SPACE, find_slots, padded
+from backstamp_dsa.steps import Slots, SparseStep, renew
 
 __all__ = ["DsaAttention", "SparseKernel"]
 
@@ -147,8 +147,7 @@ class DsaAttention:
         slots_per_page = kernel.slots_per_page(kv)
         with self._compiles.first(served_by, self._request.dtype, state.form):
             chosen = find_slots(
-                batch,
-                state.form,
+                state,
                 indices=indices,
                 width=padded(indices.shape[1]),
                 entries_per_page=self._request.page_size,

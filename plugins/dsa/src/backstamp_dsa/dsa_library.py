@@ -14,9 +14,16 @@ from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
 from backstamp_dsa.portable import chip_of
-from backstamp_dsa.queries import check_aligned, chunks_of, flat_rows, library_heads, store_answer, whole_query
-from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep, schedule_of
+from backstamp_dsa.queries import (
+    check_aligned,
+    chunks_of,
+    flat_rows,
+    library_heads,
+    rows_per_page,
+    store_answer,
+    whole_query,
+)
+from backstamp_dsa.steps import Slots, SparseStep, kept_of
 
 __all__ = ["PACKED_BYTES", "LibraryPacked", "LibraryRows"]
 
@@ -35,7 +42,7 @@ class LibraryRows:
     def slots_per_page(self, kv: PagedKV) -> int:
         """Rows between two pages."""
         check_aligned(self._request, "kv.k", kv.k)
-        return flat_rows(self._request, "kv.k", kv.k)[1]
+        return rows_per_page(self._request, "kv.k", kv.k)
 
     def attend(
         self,
@@ -94,7 +101,7 @@ class LibraryPacked:
         lse: Tensor | None,
     ) -> None:
         """See `SparseKernel`."""
-        heads = library_heads(self._request, layer.num_qo_heads)
+        heads, width = library_heads(self._request, layer.num_qo_heads), chosen.slots.shape[1]
         query = whole_query(q, q_rope, heads)
         for run in chunks_of(query.shape[0], heads):
             tokens = run.stop - run.start
@@ -104,7 +111,7 @@ class LibraryPacked:
                 None,
                 None,
                 layer.v_head_dim,
-                schedule_of(step, (tokens, heads, chosen.slots.shape[1]), lambda: flash_mla.get_mla_metadata()[0]),
+                kept_of(step.schedules, (tokens, heads, width), lambda: flash_mla.get_mla_metadata()[0]),
                 softmax_scale=layer.scale,
                 is_fp8_kvcache=True,
                 indices=chosen.slots[run, None],

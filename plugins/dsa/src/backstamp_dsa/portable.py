@@ -12,12 +12,12 @@ from torch import Tensor
 
 from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
+from backstamp.relaunch import launch, odd_bytes
 from backstamp.step_checks import refusal
 from backstamp_dsa.attend import attend_slots, merge_shares
 from backstamp_dsa.configs import HOPPER, HOPPER_REGISTERS, INTERPRETER, SparseConfig, attend_config, share_count
-from backstamp_dsa.queries import flat_rows
-from backstamp_dsa.slots import Slots
-from backstamp_dsa.steps import SparseStep
+from backstamp_dsa.queries import rows_per_page
+from backstamp_dsa.steps import Slots, SparseLaunch, SparseStep
 
 __all__ = [
     "LOG2_E",
@@ -61,14 +61,15 @@ def hopper_kernel(arch: str) -> triton.runtime.JITFunction | None:
     return attend_chosen
 
 
-def suits_hopper(q: Tensor, q_rope: Tensor | None, rows: Tensor, layer: LayerSpec) -> bool:
+def suits_hopper(q: Tensor, q_rope: Tensor | None, cache: Tensor, layer: LayerSpec) -> bool:
     """Whether the SM90 kernel takes a call: two-byte numbers, a latent of 512 and 64, rows it can copy by 16 bytes."""
-    parts = (q, rows) if q_rope is None else (q, q_rope, rows)
+    queries = (q,) if q_rope is None else (q, q_rope)
     return (
         (layer.head_dim, layer.v_head_dim) == (576, 512)
         and q.element_size() == 2
-        and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in parts)
-        and all(t.stride(1) % 16 == 0 for t in parts[:-1])
+        and all(t.data_ptr() % 16 == 0 for t in (*queries, cache))
+        and all(t.stride(0) % 16 == 0 and t.stride(1) % 16 == 0 for t in queries)
+        and cache.stride(1) % 16 == 0
     )
 
 
@@ -88,68 +89,87 @@ class PortableSparse:
         self,
         q: Tensor,
         q_rope: Tensor | None,
-        rows: Tensor,
+        cache: Tensor,
         chosen: Slots,
         layer: LayerSpec,
+        step: SparseStep,
         out: Tensor,
         lse: Tensor | None,
-        *,
-        sinks: Tensor | None = None,
     ) -> None:
-        """Attend `q [T, Hq, Dk]` over `rows [N, 1, Dk]` at `chosen`."""
-        tokens, heads = out.shape[:2]
-        latent = layer.v_head_dim
-        hopper = self._hopper if suits_hopper(q, q_rope, rows, layer) else None
-        config = HOPPER if hopper else attend_config(self._arch, q.element_size(), heads)
-        blocks = -(-heads // config.block_h)
+        """Attend `q [T, Hq, Dk]` over the rows of `cache [P, page_size, 1, Dk]` at `chosen`."""
+        tokens, heads, latent = out.shape
         width = chosen.slots.shape[1]
-        splits = share_count(tokens * blocks, self._processors, -(-width // config.block_n))
-        shares, share_lse = (self._shares, self._share_lse) if splits > 1 else (None, None)
-        rope_strides = (0, 0) if q_rope is None else (q_rope.stride(0), q_rope.stride(1))
+        q_strides, out_strides, row_stride = q.stride(), out.stride(), cache.stride(1)
+        rope_strides = (0, 0) if q_rope is None else q_rope.stride()[:2]
         lse_strides = (0, 0) if lse is None else lse.stride()
+        like = (
+            *("attend", heads, layer.head_dim, latent, width),
+            *(q_strides, rope_strides, row_stride, out_strides, lse_strides),
+            odd_bytes(q, q_rope, cache, out, lse),
+        )
+        found = step.launches.get(like)
+        if found is None:
+            found = step.launches[like] = self._launch_of(q, q_rope, cache, layer, tokens, width)
+        split = found.splits > 1
+        shares, share_lse = (self._shares, self._share_lse) if split else (None, None)
         given = (
-            q,
-            q_rope,
-            rows,
-            chosen.slots,
-            chosen.ends,
-            chosen.seen,
-            out,
-            lse,
-            shares,
-            share_lse,
-            sinks,
+            *(q, q_rope, cache, *chosen, out, lse, shares, share_lse),
+            # no sinks
+            None,
             width,
-            q.stride(0),
-            q.stride(1),
+            *q_strides[:2],
             *rope_strides,
-            rows.stride(0),
-            out.stride(0),
-            out.stride(1),
+            row_stride,
+            *out_strides[:2],
             *lse_strides,
             layer.scale * LOG2_E,
         )
-        if hopper:
-            hopper[(tokens * blocks, splits)](
-                *given, HEADS=heads, SPLIT=splits > 1, num_warps=config.num_warps, maxnreg=HOPPER_REGISTERS
+        if found.hopper:
+            assert self._hopper is not None, "it suits where it is there"
+            launch(
+                self._hopper,
+                step.codes,
+                like,
+                found.grid,
+                given,
+                lambda: {"HEADS": heads, "SPLIT": split},
+                num_warps=HOPPER.num_warps,
+                maxnreg=HOPPER_REGISTERS,
             )
         else:
-            attend_slots[(tokens, blocks, splits)](
-                *given,
-                HEADS=heads,
-                D0=latent,
-                D1=layer.head_dim - latent,
-                SPLIT=splits > 1,
-                BLOCK_H=config.block_h,
-                BLOCK_N=config.block_n,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
+            launch(
+                attend_slots,
+                step.codes,
+                like,
+                found.grid,
+                given,
+                lambda: {
+                    "HEADS": heads,
+                    "D0": latent,
+                    "D1": layer.head_dim - latent,
+                    "SPLIT": split,
+                    "BLOCK_H": found.config.block_h,
+                    "BLOCK_N": found.config.block_n,
+                },
+                num_warps=found.config.num_warps,
+                num_stages=found.config.num_stages,
             )
-        if splits > 1:
-            count = tokens * heads * splits
-            part = self._shares[: count * latent].view(tokens, heads, splits, latent)
-            part_lse = self._share_lse[:count].view(tokens, heads, splits)
-            _merge(part, part_lse, out, lse, sinks, base_2=True)
+        if split:
+            count = tokens * heads * found.splits
+            part = self._shares[: count * latent].view(tokens, heads, found.splits, latent)
+            part_lse = self._share_lse[:count].view(tokens, heads, found.splits)
+            _merge(part, part_lse, step, out, lse, None, base_2=True)
+
+    def _launch_of(
+        self, q: Tensor, q_rope: Tensor | None, cache: Tensor, layer: LayerSpec, tokens: int, width: int
+    ) -> SparseLaunch:
+        heads = layer.num_qo_heads
+        hopper = self._hopper is not None and suits_hopper(q, q_rope, cache, layer)
+        config = HOPPER if hopper else attend_config(self._arch, q.element_size(), heads)
+        blocks = -(-heads // config.block_h)
+        splits = share_count(tokens * blocks, self._processors, -(-width // config.block_n))
+        grid = (tokens * blocks, splits, 1) if hopper else (tokens, blocks, splits)
+        return SparseLaunch(hopper, config, grid, splits)
 
     def _configs(self, request: BuildRequest) -> list[SparseConfig]:
         """The launch shapes of a request's layers; those of any head count where it names none."""
@@ -166,7 +186,7 @@ class PortableRows:
 
     def slots_per_page(self, kv: PagedKV) -> int:
         """Rows between two pages."""
-        return flat_rows(self._request, "kv.k", kv.k)[1]
+        return rows_per_page(self._request, "kv.k", kv.k)
 
     def attend(
         self,
@@ -180,35 +200,37 @@ class PortableRows:
         lse: Tensor | None,
     ) -> None:
         """See `SparseKernel`."""
-        rows, _ = flat_rows(self._request, "kv.k", kv.k)
-        self._sparse.attend(q, q_rope, rows, chosen, layer, out, lse)
+        self._sparse.attend(q, q_rope, kv.k, chosen, layer, step, out, lse)
 
 
 def merge_two(
-    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, *, base_2: bool = False
+    part: Tensor, part_lse: Tensor, step: SparseStep, out: Tensor, lse: Tensor | None, sinks: Tensor | None
 ) -> None:
-    """Merge `part [2, T, Hq, Dv]` by `part_lse [2, T, Hq]` into `out`; the sink joins once."""
-    _merge(part.permute(1, 2, 0, 3), part_lse.permute(1, 2, 0), out, lse, sinks, base_2=base_2)
+    """Merge `part [2, T, Hq, Dv]` by natural-log `part_lse [2, T, Hq]` into `out`; the sink joins once."""
+    _merge(part.permute(1, 2, 0, 3), part_lse.permute(1, 2, 0), step, out, lse, sinks, base_2=False)
 
 
 def _merge(
-    part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor | None, sinks: Tensor | None, *, base_2: bool
+    part: Tensor,
+    part_lse: Tensor,
+    step: SparseStep,
+    out: Tensor,
+    lse: Tensor | None,
+    sinks: Tensor | None,
+    *,
+    base_2: bool,
 ) -> None:
     tokens, heads, shares, latent = part.shape
-    lse_strides = (0, 0) if lse is None else lse.stride()
-    merge_shares[(tokens, heads)](
-        part,
-        part_lse,
-        out,
-        lse,
-        sinks,
-        shares,
-        *part.stride()[:3],
-        *part_lse.stride(),
-        out.stride(0),
-        out.stride(1),
-        *lse_strides,
-        BASE_2=base_2,
-        D=latent,
+    strides = (
+        *(*part.stride()[:3], *part_lse.stride(), *out.stride()[:2]),
+        *((0, 0) if lse is None else lse.stride()),
+    )
+    launch(
+        merge_shares,
+        step.codes,
+        ("merge", base_2, shares, latent, strides, odd_bytes(part, part_lse, out, lse, sinks)),
+        (tokens, heads, 1),
+        (part, part_lse, out, lse, sinks, shares, *strides),
+        lambda: {"BASE_2": base_2, "D": latent},
         num_warps=4,
     )

@@ -21,6 +21,7 @@ __all__ = [
     "flat_rows",
     "library_heads",
     "nothing_seen",
+    "rows_per_page",
     "store_answer",
     "whole_query",
 ]
@@ -58,21 +59,31 @@ def whole_query(q: Tensor, q_rope: Tensor | None, heads: int) -> Tensor:
     return whole
 
 
+def rows_per_page(request: BuildRequest, field: str, cache: Tensor) -> int:
+    """How many rows lie between the starts of two pages of a cache `[P, page_size, 1, D]`.
+
+    Raises:
+        UnsupportedBatch: tokens or pages whose distance is no whole number of rows.
+    """
+    (pages, page_size, _, width), (page, row, _, last) = cache.shape, cache.stride()
+    between = page if pages > 1 else page_size * row
+    if last != 1 or row < width or between % row:
+        found = f"strides {list(cache.stride())}"
+        raise refusal(request, field, "pages a whole number of token rows apart, a last stride of 1", found)
+    return between // row
+
+
 def flat_rows(request: BuildRequest, field: str, cache: Tensor) -> tuple[Tensor, int]:
     """A cache `[P, page_size, 1, D]` as rows `[N, 1, D]`, and how many rows lie between the starts of two pages.
 
     Raises:
         UnsupportedBatch: tokens or pages whose distance is no whole number of rows.
     """
-    pages, page_size = cache.shape[:2]
+    between = rows_per_page(request, field, cache)
+    pages, page_size, _, width = cache.shape
     row = cache.stride(1)
-    between = cache.stride(0) if pages > 1 else page_size * row
-    if cache.stride(-1) != 1 or row < cache.shape[-1] or between % row:
-        found = f"strides {list(cache.stride())}"
-        raise refusal(request, field, "pages a whole number of token rows apart, a last stride of 1", found)
-    ratio = between // row
-    rows = (max(pages, 1) - 1) * ratio + page_size
-    return cache.as_strided((rows, 1, cache.shape[-1]), (row, row, 1)), ratio
+    rows = (max(pages, 1) - 1) * between + page_size
+    return cache.as_strided((rows, 1, width), (row, row, 1)), between
 
 
 def check_aligned(request: BuildRequest, field: str, cache: Tensor, page_bytes: int = 16) -> None:

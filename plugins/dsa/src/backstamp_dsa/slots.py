@@ -7,7 +7,7 @@ of a page that the row does not own, nor one a causal token must not see: the li
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 import triton
@@ -15,29 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from backstamp.attention import Batch
+from backstamp.relaunch import launch, odd_bytes
 from backstamp.step_checks import IndexForm
+from backstamp_dsa.steps import Slots, SparseStep, kept_of
 
-__all__ = ["INDEX_SPACE", "SLOT_MULTIPLE", "Slots", "find_slots", "padded", "page_ids_of"]
+__all__ = ["INDEX_SPACE", "SLOT_MULTIPLE", "find_slots", "padded", "page_ids_of"]
 
 #: What an index of a selection counts: tokens (or compressed entries) of its own request, from 0.
 INDEX_SPACE: Final = "request"
 #: Widths of a slot list are multiples of this. Source: sgl-flash-mla 1.0.0 takes `topk % (2*B_TOPK)` with B_TOPK 64 in
 #: its SM90 prefill, and rows of indices at multiples of 32 bytes.
 SLOT_MULTIPLE: Final = 128
-
-
-class Slots(NamedTuple):
-    """What each token reads.
-
-    Attributes:
-        slots: `[T, W]` i32, -1 where there is nothing or a token may not look.
-        ends: `[T]` i32, from which column on all are -1; 1 where all are.
-        seen: `[T]` bool, whether there is any.
-    """
-
-    slots: Tensor
-    ends: Tensor
-    seen: Tensor
 
 
 def padded(width: int) -> int:
@@ -59,8 +47,7 @@ def page_ids_of(batch: Batch, form: IndexForm) -> tuple[Tensor, Tensor | None, i
 
 
 def find_slots(
-    batch: Batch,
-    form: IndexForm,
+    step: SparseStep,
     *,
     indices: Tensor | None,
     width: int,
@@ -69,43 +56,57 @@ def find_slots(
     rate: int = 1,
     window: int = 0,
 ) -> Slots:
-    """Slots of every token's choices.
+    """Slots of every token's choices; the next layer's of the step are written over them.
 
     Choices are `indices`, else the last `window` positions up to the token's own, else every entry. `entries_per_page`
     is how many a page holds, `slots_per_page` how far apart pages lie, in slots; with `rate` each entry stands for so
     many tokens and is visible once they all are.
     """
-    device = batch.kv_lens.device
-    slots = torch.empty(batch.num_tokens, width, dtype=torch.int32, device=device)
-    ends = torch.empty(batch.num_tokens, dtype=torch.int32, device=device)
-    seen = torch.empty(batch.num_tokens, dtype=torch.bool, device=device)
+    batch, form = step.batch, step.form
     ids, starts, stride = page_ids_of(batch, form)
     source = "given" if indices is not None else "window" if window else "all"
-    slot_kernel[(batch.num_tokens,)](
-        indices,
-        slots,
-        ends,
-        seen,
-        batch.qo_indptr,
-        batch.kv_lens,
-        ids,
-        starts,
-        batch.num_rows,
-        0 if indices is None else indices.shape[1],
-        width,
-        0 if indices is None else indices.stride(0),
-        stride,
-        entries_per_page,
-        slots_per_page,
-        rate,
-        window,
-        SOURCE=source,
-        INDEX=form,
-        CAUSAL=batch.causal is True,
-        BLOCK=min(512, triton.next_power_of_2(width)),
+    topk, indices_stride = (0, 0) if indices is None else (indices.shape[1], indices.stride(0))
+    found = kept_of(step.slots, (source, width), lambda: _empty_slots(batch, width))
+    launch(
+        slot_kernel,
+        step.codes,
+        ("slots", source, width, entries_per_page, slots_per_page, rate, indices_stride, odd_bytes(indices)),
+        (batch.num_tokens, 1, 1),
+        (
+            indices,
+            *found,
+            batch.qo_indptr,
+            batch.kv_lens,
+            ids,
+            starts,
+            batch.num_rows,
+            topk,
+            width,
+            indices_stride,
+            stride,
+            entries_per_page,
+            slots_per_page,
+            rate,
+            window,
+        ),
+        lambda: {
+            "SOURCE": source,
+            "INDEX": form,
+            "CAUSAL": batch.causal is True,
+            "BLOCK": min(512, triton.next_power_of_2(width)),
+        },
         num_warps=4,
     )
-    return Slots(slots, ends, seen)
+    return found
+
+
+def _empty_slots(batch: Batch, width: int) -> Slots:
+    device, tokens = batch.kv_lens.device, batch.num_tokens
+    return Slots(
+        torch.empty(tokens, width, dtype=torch.int32, device=device),
+        torch.empty(tokens, dtype=torch.int32, device=device),
+        torch.empty(tokens, dtype=torch.bool, device=device),
+    )
 
 
 # sizes change with every step: no kernel of its own for one that happens to be 1 or a multiple of 16

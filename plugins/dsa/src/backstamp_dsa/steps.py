@@ -6,17 +6,47 @@ no device value and launches nothing but the copies a renewal needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from backstamp.attention import Batch
 from backstamp.factories import BuildRequest
+from backstamp.relaunch import Codes
 from backstamp.step_checks import IndexForm, refusal
+from backstamp_dsa.configs import SparseConfig
 
-__all__ = ["SparseStep", "recording", "renew", "schedule_of"]
+__all__ = ["Slots", "SparseLaunch", "SparseStep", "kept_of", "recording", "renew"]
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Slots(NamedTuple):
+    """What each token reads.
+
+    Attributes:
+        slots: `[T, W]` i32, -1 where there is nothing or a token may not look.
+        ends: `[T]` i32, from which column on all are -1; 1 where all are.
+        seen: `[T]` bool, whether there is any.
+    """
+
+    slots: Tensor
+    ends: Tensor
+    seen: Tensor
+
+
+class SparseLaunch(NamedTuple):
+    """How calls that are alike run: on the SM90 kernel or the one for all chips, its grid, and shares of a token."""
+
+    hopper: bool
+    config: SparseConfig
+    grid: tuple[int, int, int]
+    splits: int
 
 
 @dataclass(slots=True)
@@ -27,13 +57,19 @@ class SparseStep:
         batch: the batch it was planned with; kernels read its tensors at every forward and replay.
         form: which form of index the batch carries.
         seed: `[B, K]` i32 choice of keys carried over from draft extend, or None; see `DsaAttention.use_seed`.
-        schedules: the library's split-KV schedules by launch shape, kept as long as the step; see `schedule_of`.
+        schedules: the library's split-KV schedules by launch shape, kept as long as the step; see `kept_of`.
+        slots: lists of slots, which every layer writes anew for itself, by what they are made of.
+        launches: how our own kernel runs calls that are alike.
+        codes: what the kernels of the first layer were compiled to, for those that follow.
     """
 
     batch: Batch
     form: IndexForm
     seed: Tensor | None = None
     schedules: dict[tuple[int, ...], object] = field(default_factory=dict)
+    slots: dict[tuple[object, ...], Slots] = field(default_factory=dict)
+    launches: dict[Hashable, SparseLaunch] = field(default_factory=dict)
+    codes: Codes = field(default_factory=dict)
 
 
 def recording() -> bool:
@@ -42,19 +78,19 @@ def recording() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def schedule_of(step: SparseStep, shape: tuple[int, ...], make: Callable[[], object]) -> object:
-    """The library's schedule of one launch shape, which its first call fills.
+def kept_of(kept: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """What a step keeps of its own by `key`, made at its first use: a schedule the library fills, or a list of slots.
 
-    No lengths are handed over beside `indices`, so a schedule depends on the shape alone and is good for every plan of
-    the step. A graph that recorded a launch reads the schedule's memory at each replay: a plan must not let go of it.
+    A graph that recorded a launch reads its memory at each replay: a plan must not let go of it. A schedule depends on
+    the launch shape alone, as no lengths are handed over beside `indices`, and is good for every plan of the step.
     """
     # Source: FlashMLA, get_decoding_sched_meta.cu: of a sparse call without topk_length it reads topk and extra_topk
-    known = step.schedules.get(shape)
+    known = kept.get(key)
     if known is None:
         known = make()
-        # filled inside a graph it holds nothing before a replay: such a one is the graph's own, and not handed on
+        # made inside a graph it holds nothing before a replay: such a one is the graph's own, and not handed on
         if not recording():
-            step.schedules[shape] = known
+            kept[key] = known
     return known
 
 

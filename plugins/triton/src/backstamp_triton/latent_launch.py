@@ -17,13 +17,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from backstamp.jit_notice import Announcer
 from backstamp.relaunch import launch as relaunch
+from backstamp.relaunch import odd_bytes
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
 from backstamp_triton.latent_parts import PANEL
 from backstamp_triton.latent_tile import attend_latent
 from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Step
-from backstamp_triton.tile_launch import merge_shares, odd_bytes
+from backstamp_triton.tile_launch import merge_shares
 
 __all__ = ["REGISTERS", "LatentKernel", "LatentRows", "box_of", "latent_rows"]
 

@@ -11,8 +11,8 @@ import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from backstamp.relaunch import launch as relaunch
+from backstamp.relaunch import odd_bytes
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
-from backstamp_triton.tile_launch import odd_bytes
 
 if TYPE_CHECKING:
     import torch

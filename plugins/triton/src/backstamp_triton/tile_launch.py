@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from backstamp.relaunch import launch as relaunch
+from backstamp.relaunch import odd_bytes
 from backstamp_triton.combine import combine_splits
 from backstamp_triton.tile import attend_tile
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from backstamp_triton.layers import PreparedLayer
     from backstamp_triton.steps import Launch, Step
 
-__all__ = ["attend_tiles", "merge_shares", "odd_bytes"]
+__all__ = ["attend_tiles", "merge_shares"]
 
 
 def attend_tiles(
@@ -146,8 +147,3 @@ def merge_shares(
         # an option of NVIDIA's compiler alone
         **({"launch_pdl": True} if launch.overlap else {}),
     )
-
-
-def odd_bytes(*tensors: Tensor | None) -> tuple[object, ...]:
-    """What Triton compiles for of tensors whose dtypes the row fixes: which are absent, and which lie at 16 bytes."""
-    return tuple([None if tensor is None else tensor.data_ptr() % 16 == 0 for tensor in tensors])
