@@ -8,7 +8,8 @@ dtypes and host numbers; never a value on a device, and it imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from backstamp.attention import KVIndex, LayerSpec
@@ -17,6 +18,7 @@ from backstamp.errors import UnsupportedBatch
 from backstamp.factories import BuildRequest
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "check_build",
     "device_fault",
     "dtype_name",
+    "dtype_text",
     "forms_of",
     "head_faults",
     "index_form",
@@ -37,6 +40,7 @@ __all__ = [
 
 #: Which form of `KVIndex` a step carries; "none" where its keys lie in no cache.
 IndexForm: TypeAlias = Literal["page_table", "csr", "indirect", "none"]
+_FORMS: Final[tuple[IndexForm, ...]] = ("page_table", "csr", "indirect")
 #: (field, what the row takes, what came).
 Fault: TypeAlias = "tuple[str, str, str]"
 
@@ -81,45 +85,65 @@ def check_build(request: BuildRequest) -> None:
 
 def dtype_name(tensor: Tensor) -> str:
     """The canonical name of a tensor's dtype; torch's own where declarations have none."""
-    return DTYPE_NAMES.get(str(tensor.dtype), str(tensor.dtype))
+    text = dtype_text(tensor.dtype)
+    return DTYPE_NAMES.get(text, text)
 
 
-def device_fault(request: BuildRequest, field: str, tensor: Tensor) -> Iterator[Fault]:
+@functools.cache
+def dtype_text(dtype: torch.dtype) -> str:
+    """torch's name of a dtype, `torch.int32`; kept, because each step asks for a dozen."""
+    return str(dtype)
+
+
+def device_fault(request: BuildRequest, field: str, tensor: Tensor) -> Sequence[Fault]:
     """The fault of a tensor on another kind of device than the object was built for, or on another one of them."""
-    kind, _, number = request.device.partition(":")
-    device = tensor.device
-    if device.type != kind or (number and device.index is not None and device.index != int(number)):
-        yield f"{field} device", request.device, str(device)
+    if _is_on(request.device, tensor.device):
+        return ()
+    return ((f"{field} device", request.device, str(tensor.device)),)
+
+
+@functools.cache
+def _is_on(asked: str, device: torch.device) -> bool:
+    """Whether a device is the one that was asked for, of any number where none was; kept: torch spells types slowly."""
+    kind, _, number = asked.partition(":")
+    return device.type == kind and (not number or device.index is None or device.index == int(number))
 
 
 def vector_faults(
     request: BuildRequest, field: str, tensor: Tensor, size: int, *dtypes: str, host: bool = False
-) -> Iterator[Fault]:
+) -> Sequence[Fault]:
     """The faults of a vector that a kernel reads `size` numbers of, one after the other; `host` wants it on the CPU."""
+    faults: list[Fault] = []
     shape = tensor.shape
-    if str(tensor.dtype) not in dtypes or len(shape) != 1 or shape[0] < size:
-        yield field, f"[{size}] {' or '.join(dtypes)}", f"{list(shape)} {tensor.dtype}"
-    elif shape[0] > 1 and tensor.stride() != (1,):
-        yield field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"
-    if not host:
-        yield from device_fault(request, field, tensor)
-    elif tensor.device.type != "cpu":
-        yield f"{field} device", "cpu", str(tensor.device)
+    if dtype_text(tensor.dtype) not in dtypes or len(shape) != 1 or shape[0] < size:
+        faults.append((field, f"[{size}] {' or '.join(dtypes)}", f"{list(shape)} {tensor.dtype}"))
+    elif tensor.stride(0) != 1 and shape[0] > 1:
+        faults.append((field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"))
+    asked = "cpu" if host else request.device
+    if not _is_on(asked, tensor.device):
+        faults.append((f"{field} device", asked, str(tensor.device)))
+    return faults
 
 
 def forms_of(index: KVIndex) -> list[IndexForm]:
     """The forms of index a step carries."""
-    carried: list[tuple[IndexForm, bool]] = [
-        ("page_table", index.page_table is not None),
-        ("csr", index.kv_indptr is not None and index.kv_indices is not None),
-        ("indirect", index.table is not None and index.row_ids is not None),
-    ]
-    return [form for form, there in carried if there]
+    return [form for form in _FORMS if _carries(index, form)]
 
 
 def index_form(offer: Offer, index: KVIndex) -> IndexForm:
     """The form of index a row reads of those a step carries."""
-    return next((form for form in forms_of(index) if form in offer.index_forms), "none")
+    for form in _FORMS:
+        if form in offer.index_forms and _carries(index, form):
+            return form
+    return "none"
+
+
+def _carries(index: KVIndex, form: IndexForm) -> bool:
+    if form == "page_table":
+        return index.page_table is not None
+    if form == "csr":
+        return index.kv_indptr is not None and index.kv_indices is not None
+    return index.table is not None and index.row_ids is not None
 
 
 def _request_faults(request: BuildRequest) -> Iterator[Fault]:

@@ -20,6 +20,7 @@ from backstamp.row_checks import (
     IndexForm,
     check_build,
     device_fault,
+    dtype_text,
     forms_of,
     index_form,
     refusal,
@@ -159,7 +160,7 @@ def _index_faults(request: BuildRequest, batch: Batch, form: IndexForm) -> Itera
         if dims == 1:
             yield from vector_faults(request, field, tensor, size, _I32, _I64)
             continue
-        if str(tensor.dtype) not in (_I32, _I64) or tensor.dim() != dims or tensor.shape[0] < size:
+        if dtype_text(tensor.dtype) not in (_I32, _I64) or tensor.dim() != dims or tensor.shape[0] < size:
             yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
         elif tensor.shape[1] > 1 and tensor.stride(1) != 1:
             yield field, "a last stride of 1", str(tensor.stride(1))
