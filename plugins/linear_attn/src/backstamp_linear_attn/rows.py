@@ -116,12 +116,12 @@ class TritonRows:
             rate, bias = gates.A_log.contiguous(), gates.dt_bias.contiguous()
         strides = (
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *a.stride()[:2], *b.stride()[:2]),
-            *(*out.stride()[:2], *pool.ssm.stride()[:3]),
+            *(*out.stride()[:2], *pool.ssm.stride()[:2]),
         )
         tensors = (q, k, v, a, b, rate, bias, out, pool.ssm, slots)
         like = (
             *(layer.num_kv_heads, layer.num_qo_heads, layer.head_dim, layer.v_head_dim, pool.order, bound is None),
-            *strides,
+            *(*strides, pool.ssm.stride(2)),
             *[None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors],
         )
         with self._compiles.first(state.what):
@@ -142,12 +142,14 @@ class TritonRows:
                     layer.scale,
                     bound or 0.0,
                     *strides,
-                    *((0, 0, 0, 0) if kept is None else kept.stride()[:4]),
+                    *((0, 0, 0) if kept is None else kept.stride()[:3]),
                     0 if table is None else table.stride(0),
                     0 if table is None else table.shape[1],
                     0 if parents is None else parents.stride(0),
                 ),
                 lambda: {
+                    "POOL_LINE": pool.ssm.stride(2),
+                    "KEPT_LINE": 0 if kept is None else kept.stride(3),
                     "HEADS": layer.num_kv_heads,
                     "SHARED": layer.num_kv_heads // layer.num_qo_heads,
                     "K": layer.head_dim,
