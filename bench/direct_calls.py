@@ -51,8 +51,9 @@ class Direct(NamedTuple):
 
 def direct_call(serving: Serving, kernel: str, step: AttentionStep | LinearStep) -> Direct | None:
     """The call under a backend's `forward`; None where nothing here knows it."""
+    # what compiles is done with it; a step's first layer is launched by the library itself, later ones by its code
+    serving.forward(serving.plan())
     state = serving.plan()
-    serving.forward(state)
 
     def forward() -> object:
         return serving.forward(state)

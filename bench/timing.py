@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import importlib_metadata
@@ -66,7 +67,12 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], object] | None:
     except Exception as refused:
         print(f"no graph: {type(refused).__name__}: {str(refused).splitlines()[:1]}", file=sys.stderr)
     torch.cuda.synchronize()
-    return graph.replay if whole else None
+    return partial(_replay, graph, run) if whole else None
+
+
+def _replay(graph: torch.cuda.CUDAGraph, recorded: Callable[[], Tensor]) -> None:
+    """Replay a call, whose tensors live as long as the call does: a graph holds none of them."""
+    graph.replay()
 
 
 def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
