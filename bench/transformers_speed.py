@@ -6,18 +6,19 @@ One Llama of 1.1 billion random bf16 parameters: `generate` with eight prompts o
 (continuous batching) with 32 prompts of 64 to 1024, 128 new tokens each. A name with a slash is one of ours
 (`backstamp/fa3`; `backstamp/fa3+flashinfer` is a pair), any other Transformers' own. Each is held to `sdpa` first: the
 logits behind the prompts, and in continuous batching each request's first token. Times are medians of rounds taken in
-turn, each behind a run that is not timed; one that cannot run here says why.
+turn, behind one run of each that is not timed; one that cannot run here says why.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -105,54 +106,80 @@ def measure(load: Load, names: Sequence[str], rounds: int, device: str) -> Itera
     prompts = torch.randint(2, load.config.vocab_size, load.prompts, device=device)
     model.set_attn_implementation("sdpa")
     truth, firsts = _logits(model, prompts), _first_tokens(model, load)
-    for work, run in WORKS.items():
-        speeds: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as serving:
+        models: dict[str, LlamaForCausalLM] = {}
         for name in names:
             try:
-                with _served(model, name):
-                    error = float((_logits(model, prompts) - truth).norm() / truth.norm())
-                    if error > BOUND:
-                        found = f"relative error {error:.1e}"
-                        yield {"work": work, "implementation": name, "status": "wrong", "reason": found}
-                        continue
-                    # the first run compiles
-                    told = run(model, prompts, load)
-                alike = sum(a == b for a, b in zip(told.firsts, firsts, strict=True)) if told.firsts else len(firsts)
-                if alike < ALIKE * len(firsts):
-                    found = f"{alike} of {len(firsts)} first tokens"
-                    yield {"work": work, "implementation": name, "status": "wrong", "reason": found}
-                    continue
-                speeds[name] = []
+                models[name] = serving.enter_context(_served(model, name))
+                error = float((_logits(models[name], prompts) - truth).norm() / truth.norm())
+                if error > BOUND:
+                    del models[name]
+                    yield from _none_of(name, "wrong", f"relative error {error:.1e}")
             except Exception as cause:
-                reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"[:300]
-                yield {"work": work, "implementation": name, "status": "not run", "reason": reason}
-        for _ in range(rounds):
-            for name, told in speeds.items():
-                with _served(model, name):
-                    # each entry builds anew, at the first step
-                    run(model, prompts, load)
-                    began = time.perf_counter()
-                    tokens = run(model, prompts, load).count
-                    told.append(tokens / (time.perf_counter() - began))
-        medians = {name: statistics.median(told) for name, told in speeds.items()}
-        for name, speed in medians.items():
-            ratio = round(speed / max(medians.values()), 3)
-            yield {"work": work, "implementation": name, "tokens_per_s": round(speed, 1), "ratio_to_best": ratio}
+                models.pop(name, None)
+                yield from _none_of(name, "not run", _reason(cause))
+        for work, run in WORKS.items():
+            yield from _timed(work, run, models, prompts, firsts, load, rounds)
+
+
+def _timed(
+    work: str,
+    run: Callable[[LlamaForCausalLM, torch.Tensor, Load], Generated],
+    models: Mapping[str, LlamaForCausalLM],
+    prompts: torch.Tensor,
+    firsts: list[int],
+    load: Load,
+    rounds: int,
+) -> Iterator[dict[str, Any]]:
+    """A row of each implementation in one work."""
+    speeds: dict[str, list[float]] = {}
+    for name, model in models.items():
+        try:
+            # the first run compiles
+            told = run(model, prompts, load)
+        except Exception as cause:
+            yield {"work": work, "implementation": name, "status": "not run", "reason": _reason(cause)}
+            continue
+        alike = sum(a == b for a, b in zip(told.firsts, firsts, strict=True)) if told.firsts else len(firsts)
+        if alike < ALIKE * len(firsts):
+            found = f"{alike} of {len(firsts)} first tokens"
+            yield {"work": work, "implementation": name, "status": "wrong", "reason": found}
+            continue
+        speeds[name] = []
+    for _ in range(rounds):
+        for name, told_speeds in speeds.items():
+            began = time.perf_counter()
+            tokens = run(models[name], prompts, load).count
+            told_speeds.append(tokens / (time.perf_counter() - began))
+    medians = {name: statistics.median(of) for name, of in speeds.items()}
+    for name, speed in medians.items():
+        ratio = round(speed / max(medians.values()), 3)
+        yield {"work": work, "implementation": name, "tokens_per_s": round(speed, 1), "ratio_to_best": ratio}
+
+
+def _none_of(name: str, status: str, reason: str) -> Iterator[dict[str, Any]]:
+    for work in WORKS:
+        yield {"work": work, "implementation": name, "status": status, "reason": reason}
+
+
+def _reason(cause: Exception) -> str:
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"[:300]
 
 
 @contextlib.contextmanager
-def _served(model: LlamaForCausalLM, name: str) -> Iterator[None]:
-    """The model on one implementation, its own or ours."""
+def _served(model: LlamaForCausalLM, name: str) -> Iterator[LlamaForCausalLM]:
+    """The same weights in a model of their own on one implementation, Transformers' or ours."""
     ours, _, keys = name.partition("/")
+    twin = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     if not keys:
-        model.set_attn_implementation(name)
-        yield
+        twin.set_attn_implementation(name)
+        yield twin
         return
     if ours != "backstamp":
         raise ValueError(f"implementation {name!r}: needs backstamp/KEY or a name of Transformers, got {ours}/")
     prefill, _, decode = keys.partition("+")
-    with backstamp_transformers.use(model, prefill=prefill, decode=decode or prefill):
-        yield
+    with backstamp_transformers.use(twin, prefill=prefill, decode=decode or prefill):
+        yield twin
 
 
 @torch.no_grad()
