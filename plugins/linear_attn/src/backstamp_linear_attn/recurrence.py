@@ -197,8 +197,7 @@ def advance_rows(
                 q_stride_token, k_stride_token, v_stride_token, a_stride_token, b_stride_token,
                 mask_k, mask_v, CHANNELS, RAW, BOUNDED,
             )  # fmt: skip
-            # nobody reads it before the next step
-            tl.store(own_at, state.to(pool_ptr.dtype.element_ty), mask=mask, cache_modifier=".cs")
+            tl.store(own_at, state.to(pool_ptr.dtype.element_ty), mask=mask)
             tl.store(out_at + start * out_stride_token, answer.to(out_ptr.dtype.element_ty), mask=mask_v)
             if MANY:
                 for token in range(start + 1, stop):
