@@ -41,6 +41,7 @@ def attention_peers(shape: Shape) -> Iterator[Candidate]:
     elif shape.phase == "verify":
         if not shape.tree:
             yield _peer("flashinfer paged, fa2", lambda step: _flashinfer_paged(step, "fa2"))
+            yield _peer("FA3 paged", _fa3_paged)
     else:
         yield _peer("fa3-fwd, contiguous KV", _fa3_fwd)
         yield _peer("flashinfer ragged, fa3", _flashinfer_ragged)

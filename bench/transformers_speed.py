@@ -1,6 +1,7 @@
 """Tokens a second of Transformers on our kernels, beside its own attention in one run.
 
-    python bench/transformers_speed.py [--implementations NAME...] [--rounds N] [--tiny] [--json] [--output FILE]
+    python bench/transformers_speed.py [--implementations NAME...] [--rounds N] [--new-tokens N] [--tiny] [--json]
+        [--output FILE]
 
 One Llama of 1.1 billion random bf16 parameters: `generate` with eight prompts of 1024 tokens, and `generate_batch`
 (continuous batching) with 32 prompts of 64 to 1024, 128 new tokens each. A name with a slash is one of ours
@@ -80,22 +81,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--implementations", nargs="+", default=[*OWN, *OURS], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="tokens asked for in place of 128 (8 with --tiny)")
     parser.add_argument("--tiny", action="store_true", help="a small model; its times are no figures")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="write the rows into this file")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = list(measure(TINY if options.tiny else FULL, options.implementations, options.rounds, device))
-    about = {
+    load = TINY if options.tiny else FULL
+    if options.new_tokens is not None:
+        load = load._replace(new_tokens=options.new_tokens)
+    about: dict[str, Any] = {
         "host": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "results": rows,
+        "new_tokens": load.new_tokens,
+        "results": [],
     }
-    if options.output is not None:
-        options.output.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    print(json.dumps(about, indent=1) if options.json else _table(rows))
-    return int(any(row.get("status") == "wrong" for row in rows))
+    for row in measure(load, options.implementations, options.rounds, device):
+        about["results"].append(row)
+        if options.output is not None:
+            # a later work that does not end takes nothing with it
+            options.output.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        if not options.json:
+            print(_line(row), flush=True)
+    if options.json:
+        print(json.dumps(about, indent=1))
+    return int(any(row.get("status") == "wrong" for row in about["results"]))
 
 
 def measure(load: Load, names: Sequence[str], rounds: int, device: str) -> Iterator[dict[str, Any]]:
@@ -150,7 +161,9 @@ def _timed(
         for name, told_speeds in speeds.items():
             began = time.perf_counter()
             tokens = run(models[name], prompts, load).count
-            told_speeds.append(tokens / (time.perf_counter() - began))
+            took = time.perf_counter() - began
+            told_speeds.append(tokens / took)
+            print(f"{work} {name}: {tokens} tokens in {took:.2f} s", file=sys.stderr)
     medians = {name: statistics.median(of) for name, of in speeds.items()}
     for name, speed in medians.items():
         ratio = round(speed / max(medians.values()), 3)
@@ -228,13 +241,11 @@ def _generation(load: Load) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=load.new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'work':16}{'implementation':28}{'tokens/s':>10}{'best':>7}"]
-    for row in rows:
-        name = f"{row['work']:16}{row['implementation']:28}"
-        told = f"{row['status']}: {row['reason']}" if "status" in row else None
-        lines.append(name + (told or f"{row['tokens_per_s']:>10.1f}{row['ratio_to_best']:>7.2f}"))
-    return "\n".join(lines)
+def _line(row: dict[str, Any]) -> str:
+    name = f"{row['work']:16}{row['implementation']:28}"
+    if "status" in row:
+        return f"{name}{row['status']}: {row['reason']}"
+    return f"{name}{row['tokens_per_s']:>10.1f} tokens/s, {row['ratio_to_best']:.2f} of the best"
 
 
 if __name__ == "__main__":
