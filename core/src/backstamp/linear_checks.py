@@ -17,7 +17,7 @@ from backstamp.errors import UnsupportedBatch
 from backstamp.factories import BuildRequest
 from backstamp.linear import linear_attn_backends_of_request
 from backstamp.linear_contract import ComputedGates, LinearBatch, RawGates, StatePool
-from backstamp.row_checks import DTYPE_NAMES, Fault, device_fault, dtype_name, serves_dims
+from backstamp.row_checks import DTYPE_NAMES, Fault, device_fault, dtype_name, dtype_text, serves_dims
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,7 +118,11 @@ def _batch_faults(request: BuildRequest, batch: LinearBatch, capture: bool) -> I
     tensors = (("qo_indptr", batch.qo_indptr, rows + 1), ("slots", batch.slots, rows))
     for field, tensor, size in tensors:
         yield from _whole_faults(request, field, tensor, size)
-    if str(batch.has_state.dtype) != "torch.bool" or batch.has_state.dim() != 1 or batch.has_state.shape[0] < rows:
+    if (
+        dtype_text(batch.has_state.dtype) != "torch.bool"
+        or batch.has_state.dim() != 1
+        or batch.has_state.shape[0] < rows
+    ):
         yield "has_state", f"[{rows}] torch.bool", f"{list(batch.has_state.shape)} {batch.has_state.dtype}"
     yield from _step_faults("has_state", batch.has_state)
     yield from device_fault(request, "has_state", batch.has_state)
@@ -181,7 +185,7 @@ def _longest_faults(batch: LinearBatch, most: int) -> Iterator[Fault]:
 
 
 def _whole_faults(request: BuildRequest, field: str, tensor: Tensor, size: int, dims: int = 1) -> Iterator[Fault]:
-    if str(tensor.dtype) not in _WHOLE or tensor.dim() != dims or tensor.shape[0] < size:
+    if dtype_text(tensor.dtype) not in _WHOLE or tensor.dim() != dims or tensor.shape[0] < size:
         yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
     yield from _step_faults(field, tensor)
     yield from device_fault(request, field, tensor)

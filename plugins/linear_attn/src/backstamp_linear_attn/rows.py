@@ -22,7 +22,7 @@ from backstamp.linear_checks import (
     check_linear_build,
     linear_refusal,
 )
-from backstamp.relaunch import Codes, launch
+from backstamp.relaunch import Codes, launch, odd_bytes
 from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.recurrence import advance_rows
 from backstamp_linear_attn.token_slots import longest_row
@@ -118,11 +118,12 @@ class TritonRows:
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *a.stride()[:2], *b.stride()[:2]),
             *(*out.stride()[:2], *pool.ssm.stride()[:2]),
         )
-        tensors = (q, k, v, a, b, rate, bias, out, pool.ssm, slots)
         like = (
             *(layer.num_kv_heads, layer.num_qo_heads, layer.head_dim, layer.v_head_dim, pool.order, bound is None),
             *(*strides, pool.ssm.stride(2)),
-            *[None if x is None else (x.dtype, x.data_ptr() % 16 == 0) for x in tensors],
+            # q, k, v and out have the dtype that was built for
+            *(a.dtype, b.dtype, pool.ssm.dtype, slots.dtype, None if rate is None else rate.dtype),
+            *(None if bias is None else bias.dtype, odd_bytes(q, k, v, a, b, rate, bias, out, pool.ssm, slots)),
         )
         with self._compiles.first(state.what):
             launch(
