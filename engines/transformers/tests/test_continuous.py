@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.continuous_batching import continuous_api, initialization
 
 import backstamp_transformers
 from backstamp_transformers import attend
@@ -47,6 +48,8 @@ def where(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
         class Watched:
             def attend(self, q: torch.Tensor, keys: PagedKeys, *rest: object) -> torch.Tensor:
+                # pages of keys and of values are one cache
+                assert len(keys.k) == len(keys.v)
                 calls.append((max(planned.q_lens), keys.where))
                 return planned.attend(q, keys, *rest)
 
@@ -116,8 +119,31 @@ def test_two_models_are_served_each_by_its_own_kernel() -> None:
     assert serve(ours) == wanted[0]
 
 
-def test_cuda_graphs_are_refused() -> None:
+@pytest.mark.parametrize("asked", [True, (True, False), (False, True)], ids=str)
+def test_cuda_graphs_are_refused(asked: bool | tuple[bool, bool]) -> None:
     """A replay runs no host code, so what `plan` decided would be frozen: asked for, that is an error."""
     model = small_model("qwen3")
     with backstamp_transformers.use(model, "torch_native"), pytest.raises(NotServed, match="use_cuda_graph"):
-        serve(model, use_cuda_graph=True)
+        serve(model, use_cuda_graph=asked)
+
+
+@pytest.mark.parametrize("asked", [None, False, (False, False)], ids=str)
+def test_cuda_graphs_stay_off_where_transformers_would_choose(
+    asked: bool | tuple[bool, bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator with graphs, and padding that asks for them: not for a model of ours."""
+    monkeypatch.setattr(initialization, "get_accelerator_graph_name", lambda: "CUDAGraph")
+    model = small_model("qwen3")
+    options = ContinuousBatchingConfig(use_cuda_graph=asked, q_padding_interval_size=8, max_memory_percent=0.5)
+
+    def graphs() -> tuple[bool, bool]:
+        resolve = continuous_api.resolve_continuous_batching_config
+        device = torch.device("cpu")
+        told = {"workload_hints": None, "has_logit_processors": False, "device": device}
+        return resolve(config=model.config, cb_config=options, **told).use_cuda_graph
+
+    with backstamp_transformers.use(model, "torch_native"):
+        assert graphs() == (False, False)
+    if asked is None:
+        assert graphs() == (True, True)
+    assert options.use_cuda_graph == asked

@@ -129,7 +129,7 @@ def test_a_kernel_that_declares_no_tree_is_refused_and_serves_the_causal_rule() 
     model = small_model("qwen3")
     wanted = logits(model, additive(causal(), LEAST))
     with backstamp_transformers.use(model, "torch_native") as handle:
-        places = handle.served.places
+        places = handle.served.now.places
         for at, place in places.items():
             places[at] = replace_features(place)
         torch.testing.assert_close(logits(model, causal()), wanted, rtol=1e-4, atol=1e-5)

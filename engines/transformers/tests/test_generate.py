@@ -7,6 +7,7 @@ import torch
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 import backstamp_transformers
+from backstamp_transformers.kernels import Bounds
 from engines.transformers.tests.small_models import (
     ARCHITECTURES,
     config_of,
@@ -140,12 +141,12 @@ def test_kernels_grow_with_the_batch() -> None:
     prompts = padded_prompts(rows=6, length=100)
     wanted = generate(model, prompts)
     with backstamp_transformers.use(model, "torch_native") as handle:
-        handle.served.bounds = type(handle.served.bounds)(1, 4, 16, 8)
+        handle.served.now.bounds = Bounds(1, 4, 16, 8)
         handle.served.build()
         assert generate(model, prompts) == wanted
-        built = handle.served.backends
+        built = handle.served.now.backends
         assert generate(model, prompts) == wanted
-        assert handle.served.backends is built
+        assert handle.served.now.backends is built
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def broken_catalogue(folder: Path) -> Catalogue:
 def stamped(model: PreTrainedModel, name: str) -> set[str]:
     """The kernels a loaded model runs."""
     served = served_for(model.config)
-    assert served.backends is not None
-    return {built.backstamp_stamp.kernel for built in served.backends.objects.values()}
+    assert served.now.backends is not None
+    return {built.backstamp_stamp.kernel for built in served.now.backends.objects.values()}
 
 
 def test_a_model_loads_with_a_name_and_generates_as_in_eager(saved: Path) -> None:
@@ -73,17 +73,17 @@ def test_two_loaded_models_share_a_name_and_no_kernel(saved: Path) -> None:
     one = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
     other = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
     assert generate(one) == generate(other)
-    assert served_for(one.config).backends is not served_for(other.config).backends
+    assert served_for(one.config).now.backends is not served_for(other.config).now.backends
 
 
 def test_a_model_that_moves_to_another_dtype_is_resolved_again(saved: Path) -> None:
     """The plan is of the dtype the model runs in, not of the one it was loaded in."""
     name = backstamp_transformers.implementation("torch_native")
     model = AutoModelForCausalLM.from_pretrained(saved, attn_implementation=name)
-    assert served_for(model.config).plan.dtype == "fp32"
+    assert served_for(model.config).now.plan.dtype == "fp32"
     model.to(torch.bfloat16)
     generate(model)
-    assert served_for(model.config).plan.dtype == "bf16"
+    assert served_for(model.config).now.plan.dtype == "bf16"
 
 
 def test_an_unknown_key_is_refused_before_weights_load(weightless: Path) -> None:

@@ -88,15 +88,63 @@ def test_gradients_are_refused() -> None:
         model(padded_prompts()[0], use_cache=False)
 
 
-@pytest.mark.parametrize("field", ["sliding_window", "scaling"])
+def look_both_ways(module: torch.nn.Module, args: tuple[object, ...], given: dict[str, object]) -> object:
+    return args, {**given, "is_causal": False}
+
+
+CHANGES = {
+    "sliding_window": ("gemma3", lambda module: setattr(module, "sliding_window", 5)),
+    "scaling": ("gemma3", lambda module: setattr(module, "scaling", 5)),
+    "softcap": ("gemma2", lambda module: setattr(module, "attn_logit_softcapping", None)),
+    "sinks": ("gpt_oss", lambda module: setattr(module, "sinks", torch.nn.Parameter(module.sinks.clone()))),
+    "is_causal": ("qwen3", lambda module: module.register_forward_pre_hook(look_both_ways, with_kwargs=True)),
+    "the mask's window": ("gemma3", lambda module: module.config.layer_types.__setitem__(0, "full_attention")),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
 def test_a_layer_changed_after_the_plan_is_refused(field: str) -> None:
     """What the kernels were told of a layer is held against what the model says in every call."""
-    model = small_model("gemma3")
+    name, change = CHANGES[field]
+    model = small_model(name)
     with backstamp_transformers.use(model, "torch_native"):
-        module = model.model.layers[0].self_attn
-        setattr(module, field, 5)
-        with pytest.raises(NotServed, match=field):
+        change(model.model.layers[0].self_attn)
+        with pytest.raises(NotServed, match=f"layer 0: needs .*{field}"):
             logits(model, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "training", "got"),
+    [
+        ({"position_bias": torch.zeros(1)}, False, "a call without position_bias"),
+        ({}, True, "a call without dropout"),
+    ],
+    ids=["position_bias", "dropout"],
+)
+def test_what_a_call_asks_beside_its_mask_is_refused(asked: dict[str, object], training: bool, got: str) -> None:
+    """A bias or dropout that reaches a layer and no kernel."""
+    model = small_model("qwen3", attention_dropout=0.5)
+    with backstamp_transformers.use(model, "torch_native"), pytest.raises(NotServed, match=got):
+        logits(model.train(training), None, **asked)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_next"])
+def test_autocast_over_a_model_of_another_dtype_is_refused(name: str) -> None:
+    """It leaves queries and keys in the model's dtype and values in its own; a model of its dtype is served."""
+    model = small_model(name)
+    with backstamp_transformers.use(model, "torch_native"), torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(NotServed, match=r"float32, torch\.bfloat16\. Leave torch\.autocast"):
+            logits(model, None)
+        assert logits(model.to(torch.bfloat16), None).isfinite().all()
+
+
+def test_a_model_compiled_around_our_attention_gives_the_same_logits() -> None:
+    """The attention function and all it does on the host stay outside the compiled part."""
+    model = small_model("qwen3")
+    wanted = logits(model, RIGHT)
+    with backstamp_transformers.use(model, "torch_native"):
+        found = logits(torch.compile(model, backend="eager"), RIGHT)
+    torch.testing.assert_close(found[RIGHT.bool()], wanted[RIGHT.bool()], rtol=1e-4, atol=1e-5)
 
 
 def test_a_kernel_refuses_what_it_does_not_declare() -> None:
@@ -105,7 +153,7 @@ def test_a_kernel_refuses_what_it_does_not_declare() -> None:
 
     model = small_model("qwen3")
     with backstamp_transformers.use(model, "torch_native") as handle:
-        backend = handle.served.places["prefill", 0].backend
+        backend = handle.served.now.places["prefill", 0].backend
         offer = backend._request.offer
         backend._request = replace(backend._request, offer=replace(offer, features=offer.features - {"non_causal"}))
         model.config.is_causal = False
@@ -113,19 +161,20 @@ def test_a_kernel_refuses_what_it_does_not_declare() -> None:
             logits(model, None)
 
 
-def test_a_cache_that_hands_over_fewer_keys_than_its_mask_counts_is_refused() -> None:
+@pytest.mark.parametrize(("rows", "keys", "got"), [(3, 11, "3 rows of 11"), (2, 12, "2 rows of 12")])
+def test_a_cache_that_hands_over_fewer_keys_than_its_mask_counts_is_refused(rows: int, keys: int, got: str) -> None:
     """Keys are addressed by their strides: what the cache does not hold would be some other tensor's memory."""
     from transformers import DynamicCache
 
     class Short(DynamicCache):
         def update(self, key: Tensor, value: Tensor, *where: object, **more: object) -> tuple[Tensor, Tensor]:
             k, v = super().update(key, value, *where, **more)
-            return k[:, :, 1:], v[:, :, 1:]
+            return k[:rows, :, :keys], v[:rows, :, :keys]
 
     model = small_model("qwen3")
     with (
         backstamp_transformers.use(model, "torch_native"),
         torch.inference_mode(),
-        pytest.raises(NotServed, match="needs 3 rows of at least 12 keys"),
+        pytest.raises(NotServed, match=f"needs 3 rows of at least 12 keys, as its mask counts them, got {got}"),
     ):
         model(padded_prompts()[0], cache=Short(config=model.config), use_cache=True)

@@ -13,7 +13,7 @@ from backstamp_transformers.asked import asked_as
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.served import Served
 
-__all__ = ["admit", "is_admitted", "is_tower", "mark_towers", "restore", "served_for", "server_of"]
+__all__ = ["admit", "is_admitted", "is_tower", "leave", "mark_towers", "restore", "served_for", "server_of"]
 
 #: By identity: equal configs of two models are two. A value holds its config and its model weakly.
 _served: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -25,8 +25,15 @@ def admit(model: PreTrainedModel, name: str, dtype: torch.dtype, device: torch.d
     """Resolve a model's request and remember who serves its config.
 
     Raises:
-        BackstampError: nothing serves it as asked.
+        BackstampError: nothing serves it as asked, or it calls no attention function of Transformers'.
     """
+    if not model._can_set_attn_implementation():
+        raise NotServed(
+            f"Transformers model {model.config.model_type}",
+            needed="a model that calls attention through Transformers' AttentionInterface",
+            found=type(model).__name__,
+            fix="Use eager for this model",
+        )
     served = Served.admit(model, model.config, asked_as(name), dtype, device)
     _served[model.config] = served
     return served
@@ -42,6 +49,13 @@ def server_of(config: PretrainedConfig) -> Served | None:
     """What serves a config's model; None where nothing does any more, or the model is gone."""
     served = _served.get(config)
     return served if served is not None and served.in_force and served.model() is not None else None
+
+
+def leave(config: PretrainedConfig) -> None:
+    """Let go of all that was built for a config's model: it runs something else."""
+    served = _served.get(config)
+    if served is not None:
+        served.let_go()
 
 
 def restore(config: PretrainedConfig, served: Served | None) -> None:
@@ -79,5 +93,6 @@ def served_for(config: PretrainedConfig) -> Served:
     raise NotServed(
         f"Transformers model {config.model_type}, attn_implementation={name!r}",
         needed="a model that was loaded with it, or given to backstamp_transformers.use()",
-        found="a config set by hand",
+        found="a copy of one, or a config set by hand",
+        fix="Give it to backstamp_transformers.use(), or set its attention implementation",
     )

@@ -51,6 +51,7 @@ def attention_forward(
     """
     who = f"{type(module).__name__}, layer {module.layer_idx}"
     _check_call(who, query, dropout, position_bias, output_attentions)
+    _check_dtypes(who, query, key, value)
     if backstamp_kv is None:
         step = _step(who, module, query, key, attention_mask)
         out = step.attend(query, key, value, module.layer_idx)
@@ -61,8 +62,8 @@ def attention_forward(
         served = served_for(module.config)
         out = paged_step(served, cu_seq_lens_q).attend(query, backstamp_kv, cu_seq_lens_k, module.layer_idx)
         # a paged cache has no mask: its windows are the cache's own
-        rule = Rule(True, served.specs[module.layer_idx].window_left)
-    _check_layer(who, rule, served.specs[module.layer_idx], scaling, sliding_window, softcap, s_aux, is_causal)
+        rule = Rule(True, served.spec(module.layer_idx).window_left)
+    _check_layer(who, rule, served.spec(module.layer_idx), scaling, sliding_window, softcap, s_aux, is_causal)
     return out, None
 
 
@@ -90,6 +91,18 @@ def _check_call(
     ):
         if given is not None and given is not False and not (isinstance(given, float | int) and given == 0):
             raise NotServed(who, needed=f"a call without {name}", found="one with it", fix="Use sdpa or eager for it")
+
+
+def _check_dtypes(who: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    found = [str(part.dtype) for part in (query, key, value)]
+    # autocast turns what a projection answers, and leaves what position embeddings answer as it was
+    if len(set(found)) > 1:
+        raise NotServed(
+            who,
+            needed="queries, keys and values of one dtype",
+            found=", ".join(found),
+            fix="Leave torch.autocast, and load the model in the dtype it is to run in",
+        )
 
 
 def _check_layer(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.rows import Rows
@@ -31,28 +30,23 @@ class _Read(NamedTuple):
     layer: int
 
 
-_read: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
 def custom_step(served: Served, mask: Tensor, rows: int, q_len: int, num_keys: int, layer: int) -> Step:
     """The step of a forward under a caller's mask: read at the forward's first layer, kept for those that follow.
 
     Raises:
         NotServed: a mask that is not the contract's to say, or a layer that has a rule beside it.
     """
-    known = _read.get(mask)
+    known: _Read | None = served.masks.get(mask)
     # layers come in order: whoever asks again begins another forward, and the caller may have written to the mask
-    if known is not None and known.step.served is served and known.layer < layer:
+    if known is not None and known.layer < layer:
         step = known.step
     else:
         if served.linear_layers:
             raise NotServed(_WHO, needed="layers that attend", found="linear ones among them", fix=_ELSE)
         read, tree = read_mask(mask, rows, q_len, num_keys)
         step = Step(served, read, Rule(True, -1), mask.device, tree)
-    _read[mask] = _Read(step, layer)
-    if not served.specs:
-        served.build()
-    window = served.specs[layer].window_left
+    served.masks[mask] = _Read(step, layer)
+    window = served.spec(layer).window_left
     if window >= 0:
         found = f"layer {layer} with a window of {window + 1} tokens"
         raise NotServed(_WHO, needed="layers that see all the mask lets them", found=found, fix=_ELSE)

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from backstamp.catalogue import Catalogue
 from backstamp.policy import Policy
 from backstamp_transformers.admission import admit, restore, server_of
-from backstamp_transformers.asked import Asked
+from backstamp_transformers.asked import ARGUMENTS, make_asked
 from backstamp_transformers.engine_facts import check_release
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.handle import Handle
-from backstamp_transformers.names import register, release
+from backstamp_transformers.names import check_modules, register, release
 from backstamp_transformers.served import Served
 
 __all__ = ["implementation", "use"]
@@ -41,8 +41,8 @@ def use(
     """
     check_release()
     text = _language_model(model)
-    asked = Asked(
-        prefill=prefill or backend, decode=decode or backend, linear=linear, policy=policy, catalogue=catalogue
+    asked = make_asked(
+        ARGUMENTS, backend=backend, prefill=prefill, decode=decode, linear=linear, policy=policy, catalogue=catalogue
     )
     before = server_of(text.config)
     _refuse_served(text, before)
@@ -50,6 +50,7 @@ def use(
     former = text.config._attn_implementation
     try:
         served = admit(text, name, text.dtype, text.device)
+        check_modules(served)
         served.build()
         text.set_attn_implementation(name)
     except BaseException:
@@ -73,12 +74,17 @@ def implementation(
     """A name for `from_pretrained(..., attn_implementation=...)`; the model is resolved before its weights load.
 
     `device` is where it will run, where that is not this machine's accelerator or, without one, the CPU.
+
+    Raises:
+        BackstampError: as a `ValueError` or an `ImportError`; what depends on the model is refused when one is loaded.
     """
     check_release()
     return register(
-        Asked(
-            prefill=prefill or backend,
-            decode=decode or backend,
+        make_asked(
+            ARGUMENTS,
+            backend=backend,
+            prefill=prefill,
+            decode=decode,
             linear=linear,
             policy=policy,
             catalogue=catalogue,

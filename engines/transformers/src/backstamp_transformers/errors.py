@@ -1,17 +1,19 @@
 """Refusals in Transformers' own idiom: `ValueError` for what cannot be served, `ImportError` for what is not there.
 
-In: a refusal of core. Out: the same five parts and verdicts, as a class that callers of `from_pretrained` catch. Core
-answers unknown and missing kernels with `LookupError`, which Transformers takes for a missing key of its own.
+In: a refusal of core. Out: the same five parts and verdicts, as a class that callers of `from_pretrained` catch, in
+the words of who asked. Core answers unknown and missing kernels with `LookupError`, which Transformers takes for a
+missing key of its own, and names the flag of a request that here was an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from backstamp.errors import BackstampError, NoKernel, NotInstalled, UnknownKey
+from backstamp.errors import AliasConflict, BackstampError, NoKernel, NotInstalled, UnknownKey
 
 __all__ = [
+    "ImplementationConflict",
     "KeyNotInstalled",
     "NoKernelForModel",
     "NotServed",
@@ -23,6 +25,10 @@ __all__ = [
 
 class UnknownImplementation(UnknownKey, ValueError):
     """No distribution declares the key."""
+
+
+class ImplementationConflict(AliasConflict, ValueError):
+    """Two distributions claim the key."""
 
 
 class NoKernelForModel(NoKernel, ValueError):
@@ -47,25 +53,27 @@ class UntestedTransformers(BackstampError, ImportError):
 
 _IDIOM: tuple[tuple[type[BackstampError], type[BackstampError]], ...] = (
     (UnknownKey, UnknownImplementation),
+    (AliasConflict, ImplementationConflict),
     (NoKernel, NoKernelForModel),
     (NotInstalled, KeyNotInstalled),
 )
 
 
 @contextmanager
-def in_engine_idiom() -> Iterator[None]:
-    """Re-raise what core answers with `LookupError`, cause chained."""
+def in_engine_idiom(words: Mapping[str, str]) -> Iterator[None]:
+    """Re-raise what core refuses, its cause chained; `words` are the caller's, by the flags that core names."""
     try:
         yield
     except BackstampError as refusal:
-        for cause, ours in _IDIOM:
-            if isinstance(refusal, cause) and not isinstance(refusal, ours):
-                raise ours(
-                    refusal.who,
-                    needed=refusal.needed,
-                    found=refusal.found,
-                    considered=refusal.considered,
-                    fix=refusal.fix,
-                    verdicts=refusal.verdicts,
-                ) from refusal
-        raise
+        kind = next((ours for cause, ours in _IDIOM if type(refusal) is cause), type(refusal))
+        parts = (refusal.who, refusal.needed, refusal.found, refusal.considered, refusal.fix)
+        who, needed, found, considered, fix = (_said(part, words) for part in parts)
+        raise kind(
+            who, needed=needed, found=found, considered=considered, fix=fix, verdicts=refusal.verdicts
+        ) from refusal.__cause__
+
+
+def _said(part: str, words: Mapping[str, str]) -> str:
+    for flag, word in words.items():
+        part = part.replace(flag, word)
+    return part

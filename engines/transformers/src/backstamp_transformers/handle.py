@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from backstamp.declarations import Phase
 from backstamp.plan import Plan
@@ -35,19 +35,19 @@ class Handle:
 
     @property
     def plan(self) -> Plan:
-        """The decision in force."""
-        return self.served.plan
+        """The decision in force, or the last one that was."""
+        return self.served.now.plan
 
     @property
     def stamps(self) -> dict[tuple[Phase, int], Stamp]:
-        """The stamp of every built attention kernel, by phase and group of like layers."""
-        backends = self.served.backends
+        """The stamp of every built attention kernel, by phase and group of like layers; none after release."""
+        backends = self.served.now.backends
         return {} if backends is None else {at: read_stamp(built) for at, built in backends.objects.items()}
 
     @property
     def linear_stamps(self) -> dict[tuple[Phase, int], Stamp]:
         """The stamp of every built linear kernel, by phase and group of like linear layers."""
-        backends = self.served.backends
+        backends = self.served.now.backends
         return {} if backends is None else {at: read_stamp(built) for at, built in backends.linear_objects.items()}
 
     def release(self) -> None:
@@ -57,6 +57,7 @@ class Handle:
             self.model.set_attn_implementation(self.former)
             self.former, self.served.in_force, self.served.held = None, False, False
             release(self.name)
+            self.served.let_go()
 
     def __enter__(self) -> Self:
         if self.former is None:
@@ -72,3 +73,12 @@ class Handle:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+    def __reduce__(self) -> NoReturn:
+        # copies and pickles of a handle would release the model of another
+        raise NotServed(
+            f"backstamp_transformers handle {self.name!r}",
+            needed="one handle, in the process that runs its model",
+            found="a copy or a pickle of it",
+            fix="Copy or pickle the model, and give that one to backstamp_transformers.use()",
+        )

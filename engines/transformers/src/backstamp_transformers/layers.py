@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from backstamp.attention import LayerSpec
-from backstamp.model import LINEAR_FAMILIES, ModelFacts
+from backstamp.model import LINEAR_FAMILIES, LayerFacts, ModelFacts
 from backstamp_transformers.errors import NotServed
 
 __all__ = ["AttentionModule", "attention_modules", "layer_specs", "linear_specs"]
@@ -24,6 +24,7 @@ class AttentionModule(Protocol):
 
     layer_idx: int
     config: PretrainedConfig
+    num_key_value_groups: int
     scaling: float
     sinks: Tensor
 
@@ -53,8 +54,10 @@ def layer_specs(model: nn.Module, config: PretrainedConfig, facts: ModelFacts) -
                 continue
             if at not in modules:
                 who = f"Transformers model {config.model_type}, layer {at}"
-                raise NotServed(who, needed="an attention module with layer_idx", found="none in the model")
+                needed = "an attention module with layer_idx and num_key_value_groups"
+                raise NotServed(who, needed=needed, found="none", fix="Use sdpa or eager for this model")
             module = modules[at]
+            _check_heads(config, at, layer, module)
             specs[at] = LayerSpec(
                 layer_id=at,
                 num_qo_heads=layer.num_qo_heads,
@@ -69,6 +72,17 @@ def layer_specs(model: nn.Module, config: PretrainedConfig, facts: ModelFacts) -
                 sinks=module.sinks if layer.sinks is not None else None,
             )
     return specs
+
+
+def _check_heads(config: PretrainedConfig, at: int, layer: LayerFacts, module: AttentionModule) -> None:
+    wanted = layer.num_qo_heads // layer.num_kv_heads
+    if module.num_key_value_groups != wanted:
+        raise NotServed(
+            f"Transformers model {config.model_type}, layer {at}",
+            needed=f"{wanted} query heads a KV head, as the config says",
+            found=str(module.num_key_value_groups),
+            fix="Use sdpa or eager for this model",
+        )
 
 
 def linear_specs(facts: ModelFacts) -> dict[int, LayerSpec]:

@@ -21,7 +21,8 @@ from transformers.generation.continuous_batching.cache_allocators.sliding_attent
 from backstamp.attention import AttentionBackend, PagedKV
 from backstamp.declarations import Phase
 from backstamp_transformers.batches import index_of_slots, make_batch, phase_of
-from backstamp_transformers.served import Bounds, Served
+from backstamp_transformers.kernels import Bounds
+from backstamp_transformers.served import Served
 
 __all__ = ["KV", "PagedKeys", "PagedStep", "paged_step", "update"]
 
@@ -95,15 +96,13 @@ class PagedStep:
         """Attend one layer: `q [1, Hq, T, Dk]` to `[1, T, Hq, Dv]`; tokens past the rows answer zeros."""
         served = self.served
         queries = q[0].transpose(0, 1)[: self.num_tokens]
-        if not served.specs:
-            served.build()
-        spec = served.specs[layer]
+        spec = served.spec(layer)
         group = self.groups.get(spec.group)
         if group is None:
             kv_lens = _lengths(cu_seq_lens_k)
             group = self.groups[spec.group] = _Group(kv_lens, max(kv_lens))
-        served.fit(Bounds(len(self.q_lens), self.num_tokens, len(keys.k), group.longest), q.dtype, q.device)
-        backend, form, _ = served.places[self.phase, layer]
+        step = Bounds(len(self.q_lens), self.num_tokens, len(keys.k), group.longest)
+        backend, form, _ = served.fit(step, q.dtype, q.device).places[self.phase, layer]
         at = (id(backend), spec.group, keys.where)
         if at not in self.states:
             index = index_of_slots(keys.slots, group.kv_lens, form)

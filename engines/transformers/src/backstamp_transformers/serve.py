@@ -16,12 +16,21 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.transformers import app
 
 from backstamp.errors import BackstampError
-from backstamp_transformers.asked import PREFIX
-from backstamp_transformers.entry import implementation
+from backstamp_transformers.asked import PREFIX, make_asked
+from backstamp_transformers.engine_facts import check_release
+from backstamp_transformers.names import register
 
 __all__ = ["device_type", "main", "open_serving"]
 
 _validate: Final = ModelManager._validate_args
+#: The flag of each argument of a request.
+FLAGS: Final = {
+    "backend": "--attention-backend",
+    "prefill": "--prefill-attention-backend",
+    "decode": "--decode-attention-backend",
+    "linear": "--linear-attn-backend",
+    "device": "--device",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -33,13 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s [%(name)s] %(message)s")
     logging.getLogger("backstamp_transformers").setLevel(logging.INFO)
     try:
-        name = implementation(
-            asked.both,
+        check_release()
+        request = make_asked(
+            FLAGS,
+            backend=asked.backend,
             prefill=asked.prefill,
             decode=asked.decode,
             linear=asked.linear,
             device=device_type(asked.device),
         )
+        name = register(request)
         open_serving()
         app(["serve", "--attn-implementation", name, "--device", asked.device, *rest])
     except BackstampError as refusal:
@@ -76,12 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Everything else is handed to `transformers serve`, whose own --help lists it.",
     )
     parser.add_argument("command", choices=["serve"])
-    for flag, name, what in (
-        ("--attention-backend", "both", "both halves"),
-        ("--prefill-attention-backend", "prefill", "prefill"),
-        ("--decode-attention-backend", "decode", "decode"),
-        ("--linear-attn-backend", "linear", "linear layers"),
-    ):
-        parser.add_argument(flag, dest=name, metavar="KEY", help=f"the key of {what}; unset is auto")
-    parser.add_argument("--device", default="auto", help="as in `transformers serve`")
+    for name, flag in FLAGS.items():
+        if name != "device":
+            what = {"backend": "both halves", "linear": "linear layers"}.get(name, name)
+            parser.add_argument(flag, dest=name, metavar="KEY", help=f"the key of {what}; unset is auto")
+    parser.add_argument(FLAGS["device"], default="auto", help="as in `transformers serve`")
     return parser

@@ -17,8 +17,9 @@ from backstamp.declarations import Phase
 from backstamp.stamp import read_stamp
 from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
 from backstamp_transformers.errors import NotServed
+from backstamp_transformers.kernels import Bounds
 from backstamp_transformers.rows import Rows
-from backstamp_transformers.served import Bounds, Served
+from backstamp_transformers.served import Served
 
 __all__ = ["Rule", "Slots", "Step", "dense_slots"]
 
@@ -91,8 +92,9 @@ class Step:
 
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
         served = self.served
-        served.fit(Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest), q.dtype, q.device)
-        (backend, form, features), spec = served.places[self.phase, layer], served.specs[layer]
+        size = Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest)
+        kernels, spec = served.fit(size, q.dtype, q.device), served.spec(layer)
+        backend, form, features = kernels.places[self.phase, layer]
         if self.tree is not None and "tree_mask" not in features:
             stamp = read_stamp(backend)
             raise NotServed(
