@@ -17,9 +17,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.transformers import app
 
 import backstamp_transformers
-from backstamp_transformers.serve import device_type, main, open_serving
+from backstamp_transformers import serve
+from backstamp_transformers.serve import device_type, main, meant_by, open_serving
 from engines.transformers.tests.small_models import NEW_TOKENS, small_model
 
 COMMAND = Path(sys.executable).with_name("backstamp-transformers")
@@ -116,7 +118,7 @@ def test_an_unknown_key_ends_the_start_before_weights_load(saved: Path, tmp_path
     finally:
         (tmp_path / "kept").rename(saved / "model.safetensors")
     assert child.returncode == 1
-    assert "'fa33'" in child.stderr
+    assert "'fa33', asked for with --attention-backend: " in child.stderr
     assert "Traceback" not in child.stdout + child.stderr
 
 
@@ -126,6 +128,45 @@ def test_a_name_of_transformers_beside_ours_is_refused(capsys: pytest.CaptureFix
         # a port that is none, or the test would serve where the guard is gone
         main(["serve", "--attn-implementation=sdpa", "--attention-backend", "torch_native", "--port", "none"])
     assert "got --attn-implementation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", ["--attention-backnd", "--prefil-attention-backend=fa3", "--linear-backend"])
+def test_a_flag_of_ours_that_is_mistyped_is_told_here(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server's own answer would list forty flags, none of them ours."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", wrong, "--port", "none"])
+    said = capsys.readouterr().err
+    assert f"unknown flag {wrong.partition('=')[0]}. Did you mean --" in said
+    assert "attn-implementation" not in said
+
+
+def test_no_flag_of_the_server_is_taken_for_one_of_ours_mistyped() -> None:
+    """They go on as they are, and so does what is like none of ours."""
+    flags = [name for parameter in app.commands["serve"].params for name in parameter.opts]
+    # as near to --attention-backend as a mistyped one
+    assert "--non-blocking" in flags
+    assert {meant_by(flag) for flag in (*flags, "--no-compile", "--colour")} == {None}
+
+
+def test_a_server_without_its_dependencies_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the extra that has them."""
+    monkeypatch.setattr(serve, "is_serve_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"pip install 'backstamp-transformers\[serving\]'"):
+        main(["serve", "--attention-backend", "torch_native", "--port", "none"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--device", "bogus"), "--device: needs a torch device, as cpu or cuda:0, got 'bogus'"),
+        (("--attention-backend", ""), "--attention-backend: needs a key, got ''"),
+        (("--decode-attention-backend", " fa3"), "--decode-attention-backend: needs a word"),
+    ],
+)
+def test_a_refusal_names_the_flag_that_was_typed(asked: tuple[str, str], said: str) -> None:
+    """Before the server starts, without a traceback."""
+    with pytest.raises(SystemExit, match=said):
+        main(["serve", *asked, "--port", "none"])
 
 
 @pytest.mark.parametrize(

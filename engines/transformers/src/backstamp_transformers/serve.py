@@ -14,13 +14,15 @@ from typing import Final
 
 from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.transformers import app
+from transformers.utils.import_utils import is_serve_available
 
 from backstamp.errors import BackstampError
+from backstamp.text import near
 from backstamp_transformers.asked import PREFIX, make_asked
 from backstamp_transformers.engine_facts import check_release
 from backstamp_transformers.names import register
 
-__all__ = ["device_type", "main", "open_serving"]
+__all__ = ["device_type", "main", "meant_by", "open_serving"]
 
 _validate: Final = ModelManager._validate_args
 #: The flag of each argument of a request.
@@ -37,8 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the server until it is stopped; exits as `transformers serve` does, or with a refusal's text."""
     parser = _parser()
     asked, rest = parser.parse_known_args(arguments)
-    if any(word.partition("=")[0] == "--attn-implementation" for word in rest):
-        parser.error("needs keys, as --attention-backend KEY, got --attn-implementation")
+    for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        if flag == "--attn-implementation":
+            parser.error(f"needs keys, as --attention-backend KEY, got {flag}")
+        meant = meant_by(flag)
+        if meant is not None:
+            parser.error(f"unknown flag {flag}. Did you mean {meant}?")
+    if not is_serve_available():
+        sys.exit(
+            "backstamp-transformers serve: needs what Transformers' server imports, got none of it. "
+            "pip install 'backstamp-transformers[serving]'"
+        )
     logging.basicConfig(format="%(levelname)s [%(name)s] %(message)s")
     logging.getLogger("backstamp_transformers").setLevel(logging.INFO)
     try:
@@ -63,6 +74,13 @@ def open_serving() -> None:
     ModelManager._validate_args = _validate_all_but_ours
 
 
+def meant_by(flag: str) -> str | None:
+    """The flag of ours that somebody meant; None of a flag the server has, or of one that is like none."""
+    parameters = app.commands["serve"].params
+    theirs = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+    return None if flag in theirs else near(flag, [FLAGS[name] for name in FLAGS if name != "device"])
+
+
 def device_type(device: str) -> str | None:
     """The torch device type of the server's own flag; None where it leaves the choice to Transformers."""
     if device.isdigit():
@@ -83,14 +101,14 @@ def _validate_all_but_ours(self: ModelManager) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="backstamp-transformers",
+        usage="%(prog)s serve [MODEL] [--attention-backend KEY] ...",
         allow_abbrev=False,
         description="Transformers' server on Backstamp's kernels.",
-        epilog="Everything else is handed to `transformers serve`, whose own --help lists it.",
+        epilog="MODEL and every other flag but --attn-implementation are as in `transformers serve --help`.",
     )
     parser.add_argument("command", choices=["serve"])
-    for name, flag in FLAGS.items():
-        if name != "device":
-            what = {"backend": "both halves", "linear": "linear layers"}.get(name, name)
-            parser.add_argument(flag, dest=name, metavar="KEY", help=f"the key of {what}; unset is auto")
+    parser.add_argument(FLAGS["backend"], dest="backend", metavar="KEY", help="prefill and decode; unset is auto")
+    for name, what in (("prefill", "prefill"), ("decode", "decode"), ("linear", "linear layers")):
+        parser.add_argument(FLAGS[name], dest=name, metavar="KEY", help=f"{what} alone")
     parser.add_argument(FLAGS["device"], default="auto", help="as in `transformers serve`")
     return parser
