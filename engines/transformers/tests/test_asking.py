@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 
@@ -11,17 +12,22 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    CLIPVisionConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Qwen3ForCausalLM,
 )
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 import backstamp_transformers
 from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.discovery import discover
 from backstamp.errors import BackstampError, BadInput
 from backstamp.testing.dists import write_plugin
+from backstamp_transformers.admission import served_for
 from backstamp_transformers.errors import ImplementationConflict, KeyNotInstalled, NoKernelForModel, NotServed
 from engines.transformers.tests.small_models import config_of, small_model
 
@@ -116,12 +122,39 @@ def test_modules_of_other_heads_than_the_configs_are_refused_before_weights_load
         AutoModelForCausalLM.from_config(config, attn_implementation=name)
 
 
-def test_a_linear_layer_of_another_rule_is_refused_by_use() -> None:
+class OtherNet(Qwen3NextGatedDeltaNet):
+    """A gated delta net of a module that has no rule of Transformers'."""
+
+
+@pytest.mark.parametrize("kind", ["none", "other"])
+def test_a_linear_layer_of_another_rule_is_refused_by_use(kind: str) -> None:
     """Not at its first step."""
     model = small_model("qwen3_next")
-    model.model.layers[0].linear_attn = torch.nn.Identity()
+    net = torch.nn.Identity() if kind == "none" else OtherNet(model.config, 0)
+    model.model.layers[0].linear_attn = net
     with pytest.raises(NotServed, match="layer 0: needs a gated delta net"):
         backstamp_transformers.use(model, "torch_native")
+
+
+def test_a_composite_model_without_its_language_model_is_refused() -> None:
+    """Nothing in it is ours to serve."""
+    config = LlavaConfig(text_config=config_of("llama").to_dict(), vision_config=CLIPVisionConfig(num_hidden_layers=1))
+    with torch.device("meta"):
+        model = LlavaForConditionalGeneration(config)
+    model.model.language_model = torch.nn.Identity()
+    with pytest.raises(NotServed, match="model llava: needs a language model in it, got none"):
+        backstamp_transformers.use(model, "torch_native")
+
+
+def test_a_part_that_outlives_the_model_it_was_served_with_is_refused() -> None:
+    """Its layers were that model's."""
+    model = small_model("qwen3")
+    model.set_attn_implementation(backstamp_transformers.implementation("torch_native"))
+    part = model.model
+    del model
+    gc.collect()
+    with torch.inference_mode(), pytest.raises(NotServed, match="model qwen3: needs the model in memory, got none"):
+        part(torch.ones(1, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize(
@@ -174,12 +207,19 @@ def test_a_refused_request_leaves_no_name_behind() -> None:
     assert (set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)) == before
 
 
-def test_a_model_is_resolved_once_in_the_dtype_it_is_loaded_in(caplog: pytest.LogCaptureFixture) -> None:
-    """Its inner model shares its config and comes second; the plan's warnings are told."""
+@pytest.mark.parametrize(("dtype", "planned"), [(torch.bfloat16, "bf16"), (None, "fp32")])
+def test_a_model_is_resolved_in_the_dtype_of_its_config(dtype: torch.dtype | None, planned: str) -> None:
+    """Or in torch's default, where the config has none."""
+    model = Qwen3ForCausalLM(config_of("qwen3", dtype=dtype))
+    model.set_attn_implementation(backstamp_transformers.implementation("torch_native"))
+    assert served_for(model.config).now.plan.dtype == planned
+
+
+def test_a_model_is_resolved_once_and_its_plan_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Its inner model shares its config and comes second; the plan's warnings are told too."""
     name = backstamp_transformers.implementation("torch_native")
     config = config_of("qwen3_next", dtype=torch.bfloat16)
     with torch.device("meta"), caplog.at_level(logging.INFO, "backstamp_transformers"):
         AutoModelForCausalLM.from_config(config, attn_implementation=name)
-    assert [text for text in caplog.messages if text.startswith("Backstamp plan for")] != []
     assert len([text for text in caplog.messages if text.startswith("Backstamp plan for qwen3_next")]) == 1
     assert any(text.startswith("Backstamp plan, slow_path: ") for text in caplog.messages)

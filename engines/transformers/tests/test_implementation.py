@@ -121,13 +121,17 @@ def test_attention_no_kernel_is_called_for_is_refused_at_the_config(
         AutoModelForCausalLM.from_config(config, attn_implementation=name)
 
 
-def test_a_plugin_that_is_broken_at_load_is_refused_with_its_cause(weightless: Path, tmp_path: Path) -> None:
+def test_a_plugin_that_is_broken_at_load_is_refused_with_its_cause(
+    weightless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asking for a broken plugin's key raises an ImportError whose cause is the plugin's own."""
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     catalogue = broken_catalogue(tmp_path / "site")
     name = backstamp_transformers.implementation("wreck", catalogue=catalogue)
     with pytest.raises(PluginFailed, match="wreck") as refused:
         AutoModelForCausalLM.from_pretrained(weightless, attn_implementation=name)
     assert isinstance(refused.value, ImportError)
+    assert "boom" in str(refused.value.__cause__)
 
 
 def test_a_name_nobody_was_given_is_refused(weightless: Path) -> None:

@@ -68,9 +68,12 @@ def test_kernels_of_a_dtype_grow_and_leave_others_as_they_are() -> None:
         assert served.now.bounds == Bounds(rows=64)
 
 
-def test_released_kernels_are_let_go() -> None:
+@pytest.mark.parametrize("former", ["eager", "ours"])
+def test_released_kernels_are_let_go(former: str) -> None:
     """Nothing of ours keeps a kernel and its workspaces: no handle, no copy's hook, no mask of the caller's own."""
     model = small_model("llama")
+    if former == "ours":
+        model.set_attn_implementation(backstamp_transformers.implementation("torch_native"))
     mask = torch.ones(3, 1, 12, 12, dtype=torch.bool).tril()
     with backstamp_transformers.use(model, "torch_native") as handle:
         with torch.inference_mode():

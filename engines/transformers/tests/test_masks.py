@@ -113,6 +113,18 @@ def test_a_layer_changed_after_the_plan_is_refused(field: str) -> None:
             logits(model, None)
 
 
+def test_a_layer_called_without_a_mask_is_refused() -> None:
+    """The mask is what names the step: a layer on its own has none."""
+    model = small_model("qwen3")
+    layer, hidden = model.model.layers[0].self_attn, torch.zeros(1, 3, 64)
+    places = model.model.rotary_emb(hidden, torch.arange(3)[None])
+    with backstamp_transformers.use(model, "torch_native"), torch.inference_mode():
+        with pytest.raises(NotServed, match=r"layer 0: needs the mask that the model made .*, got none"):
+            layer(hidden, places, None)
+        with pytest.raises(NotServed, match=r"got one of shape \[3, 3\]"):
+            layer(hidden, places, torch.ones(3, 3))
+
+
 @pytest.mark.parametrize(
     ("asked", "training", "got"),
     [
