@@ -93,9 +93,11 @@ def test_kernels_of_a_released_hybrid_model_are_let_go() -> None:
         generate(model)
         kernel = weakref.ref(handle.served.now.linear_places["prefill", 0])
         other = copy.deepcopy(model)
+        assert all(layer.linear_attn._forward_pre_hooks for layer in model.model.layers[::2])
     gc.collect()
     assert kernel() is None
     assert handle.linear_stamps == {}
+    assert not any(layer.linear_attn._forward_pre_hooks for layer in model.model.layers[::2])
     other.set_attn_implementation("eager")
     generate(other)
 

@@ -41,6 +41,18 @@ def test_states_are_carried_through_chunks_and_decode() -> None:
         assert generate(model, prompts, prefill_chunk_size=7) == wanted
 
 
+def test_a_first_token_alone_is_prefill() -> None:
+    """It starts from no state; decode continues from one."""
+    model = small_model("qwen3_next")
+    first = padded_prompts()[0].clamp(min=2)[:, :1]
+    with backstamp_transformers.use(model, "torch_native") as handle, torch.inference_mode():
+        places = handle.served.now.linear_places
+        handle.served.now.linear_places = {at: place for at, place in places.items() if at[0] == "prefill"}
+        cache = model(first, use_cache=True).cache
+        with pytest.raises(KeyError, match="decode"):
+            model(first, cache=cache, use_cache=True)
+
+
 @pytest.mark.parametrize("wrong", WRONG_LINEAR)
 @pytest.mark.usefixtures("wrong_kernels")
 def test_a_wrong_rule_changes_the_tokens(wrong: str) -> None:

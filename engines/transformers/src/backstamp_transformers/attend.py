@@ -94,13 +94,12 @@ def _check_call(
 
 
 def _check_dtypes(who: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-    found = [str(part.dtype) for part in (query, key, value)]
     # autocast turns what a projection answers, and leaves what position embeddings answer as it was
-    if len(set(found)) > 1:
+    if not query.dtype == key.dtype == value.dtype:
         raise NotServed(
             who,
             needed="queries, keys and values of one dtype",
-            found=", ".join(found),
+            found=f"{query.dtype}, {key.dtype}, {value.dtype}",
             fix="Leave torch.autocast, and load the model in the dtype it is to run in",
         )
 

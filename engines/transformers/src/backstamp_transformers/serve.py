@@ -39,12 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the server until it is stopped; exits as `transformers serve` does, or with a refusal's text."""
     parser = _parser()
     asked, rest = parser.parse_known_args(arguments)
-    for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
-        if flag == "--attn-implementation":
-            parser.error(f"needs keys, as --attention-backend KEY, got {flag}")
-        meant = meant_by(flag)
-        if meant is not None:
-            parser.error(f"unknown flag {flag}. Did you mean {meant}?")
+    _check_flags(parser, rest)
     if not is_serve_available():
         sys.exit(
             "backstamp-transformers serve: needs what Transformers' server imports, got none of it. "
@@ -86,6 +81,15 @@ def device_type(device: str) -> str | None:
     if device.isdigit():
         return "cuda"
     return None if device == "auto" else device.partition(":")[0]
+
+
+def _check_flags(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    for flag in (word.partition("=")[0] for word in rest if word.startswith("--")):
+        meant = meant_by(flag)
+        if flag == "--attn-implementation":
+            parser.error(f"needs keys, as --attention-backend KEY, got {flag}")
+        if meant is not None:
+            parser.error(f"unknown flag {flag}. Did you mean {meant}?")
 
 
 def _validate_all_but_ours(self: ModelManager) -> None:
