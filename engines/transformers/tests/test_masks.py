@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    or_masks,
+    sliding_window_causal_mask_function,
+)
 
 import backstamp_transformers
 from backstamp.errors import UnsupportedBatch
 from backstamp_transformers.errors import NotServed
+from backstamp_transformers.masks import mask_for
 from engines.transformers.tests.small_models import ARCHITECTURES, padded_prompts, small_model
 
 RIGHT = torch.tensor([[1] * 12, [1] * 7 + [0] * 5, [1] * 2 + [0] * 10])
@@ -45,6 +53,35 @@ def test_a_row_of_padding_alone_is_let_by() -> None:
     with backstamp_transformers.use(model, "torch_native"):
         found = logits(model, mask)
     torch.testing.assert_close(found[[0, 2]], wanted[[0, 2]], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 12), (1, 1)])
+def test_a_batch_of_padding_alone_is_let_by(shape: tuple[int, int]) -> None:
+    """No row has a query or a key, and every answer is a number."""
+    model = small_model("qwen3")
+    with backstamp_transformers.use(model, "torch_native"), torch.inference_mode():
+        found = model(torch.ones(shape, dtype=torch.int64), attention_mask=torch.zeros(shape), use_cache=False)
+    assert found.logits.isfinite().all()
+
+
+OTHER_RULES = {
+    "another-window": sliding_window_causal_mask_function(7),
+    "a-window-and-more": and_masks(sliding_window_causal_mask_function(8), causal_mask_function),
+    "or-more": or_masks(sliding_window_causal_mask_function(8), causal_mask_function),
+    "chunks": chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("rule", OTHER_RULES)
+def test_a_rule_that_is_no_window_of_the_layers_size_is_refused(rule: str) -> None:
+    """Transformers hands over a function and a number, and the number alone does not say what the function does."""
+    where = {"batch_size": 1, "q_length": 12, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
+    model = small_model("gemma3")
+    with backstamp_transformers.use(model, "torch_native") as handle:
+        told = {**where, "local_size": 8, "device": torch.device("cpu")}
+        mask_for(handle.served, mask_function=sliding_window_causal_mask_function(8), **told)
+        with pytest.raises(NotServed, match="got another rule"):
+            mask_for(handle.served, mask_function=OTHER_RULES[rule], **told)
 
 
 def test_a_model_told_to_look_both_ways_does() -> None:
