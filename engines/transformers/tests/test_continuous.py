@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers import CompileConfig, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching import continuous_api, initialization
 
 import backstamp_transformers
@@ -68,6 +68,16 @@ def test_requests_give_the_tokens_of_paged_eager(name: str, key: str) -> None:
     wanted = serve(model)
     with backstamp_transformers.use(model, key):
         assert serve(model) == wanted
+
+
+def test_steps_that_a_compiled_model_pads_give_the_same_tokens() -> None:
+    """Tokens past the rows, rows without a token and slots past the keys: none of them is read."""
+    model = small_model("gemma3")
+    wanted = serve(model)
+    # padded as for a compiler that then does nothing
+    with backstamp_transformers.use(model, "torch_native"), torch.compiler.set_stance("force_eager"):
+        config = CompileConfig(backend="eager", mode=None, fullgraph=False)
+        assert serve(model, varlen_compile_config=config) == wanted
 
 
 @pytest.mark.parametrize("name", PAGED)

@@ -70,7 +70,7 @@ def index_of_slots(slots: Tensor, kv_lens: Sequence[int], form: str) -> KVIndex:
     if form == "csr":
         return KVIndex(page_size=1, kv_indptr=_indptr(kv_lens, slots.device), kv_indices=slots)
     lens = torch.tensor(kv_lens, device=slots.device)
-    places = torch.arange(max(1, *kv_lens), device=slots.device)
+    places = torch.arange(max(kv_lens), device=slots.device)
     table = slots.new_zeros(len(kv_lens), len(places))
     table[places[None, :] < lens[:, None]] = slots
     return _of_table(table, form)
