@@ -15,6 +15,7 @@ import backstamp_transformers
 from backstamp.declarations import Offer
 from backstamp.hookspecs import hookimpl
 from backstamp_cpu.plugin import NATIVE
+from backstamp_transformers.batches import index_of_runs
 from backstamp_transformers.step import dense_slots
 from engines.transformers.tests import wrong_kernels
 from engines.transformers.tests.small_models import generate, small_model
@@ -91,3 +92,11 @@ def test_a_cache_whose_strides_say_where_keys_lie_is_not_copied(layout: str) -> 
     k, v = dense(layout)
     found = dense_slots(k, v)
     assert (found.k.data_ptr(), found.v.data_ptr()) == (k.data_ptr(), v.data_ptr())
+
+
+@pytest.mark.parametrize("form", ["page_table", "indirect"])
+def test_rows_without_a_key_have_a_table_all_the_same(form: str) -> None:
+    """A kernel takes its address; no key of it is read."""
+    index = index_of_runs([0, 0], [0, 0], form, torch.device("cpu"))
+    table = index.page_table if form == "page_table" else index.table
+    assert table.shape == (2, 1)
