@@ -26,8 +26,6 @@ __all__ = ["attach", "detach", "linear_modules"]
 _Args: TypeAlias = tuple[Any, ...]
 
 _RULES: Final = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
-
-
 #: The keyword by which a rule knows who calls.
 _KEY: Final = "backstamp_calling"
 
