@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from backstamp import repeated_calls
+from backstamp.attention import PagedKV
 from backstamp.declarations import Offer, PageSizes
 from backstamp.errors import UnsupportedBatch
 from backstamp.repeated_calls import CallChecks
@@ -170,6 +171,51 @@ def test_a_layer_is_checked_whole_once(whole: list[int]) -> None:
     assert whole == [0, 1, 0]
     call(checks, out=None)
     assert whole == [0, 1, 0, 0]
+
+
+def test_another_cache_like_the_last_is_not_checked_whole(whole: list[int]) -> None:
+    """An engine whose cache grows hands in new tensors in every step: more pages, and other distances between them."""
+    checks = CallChecks(request_for(ABLE))
+    call(checks)
+    k, v = (torch.zeros(9, 2, *half.shape[1:])[:, 0] for half in (STEP.kv.k, STEP.kv.v))
+    call(checks, kv=PagedKV(k=k, v=v))
+    assert whole == [0]
+
+
+@pytest.mark.parametrize("half", ["k", "v"])
+@pytest.mark.parametrize(
+    "change",
+    [{"size": (9, 8, 2, 32)}, {"size": (9, 16, 1, 32)}, {"dtype": torch.float16}, {"device": "meta"}, None],
+    ids=str,
+)
+def test_another_cache_is_refused_for_what_it_is(half: str, change: dict[str, object] | None) -> None:
+    """Another page size, head count, dtype, stride or device of either half."""
+    checks = CallChecks(request_for(ABLE))
+    call(checks)
+    own = getattr(STEP.kv, half)
+    with pytest.raises(UnsupportedBatch, match=f"kv.{half}"):
+        call(checks, kv=replace(STEP.kv, **{half: uneven(own) if change is None else shaped(own, **change)}))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"v": torch.zeros(1, 16, 2, 32)}, "kv.v"),
+        ({"v": None}, "kv.v"),
+        ({"layout": "packed"}, "kv.layout"),
+        ({"k_scale": 0.5}, "kv.k_scale"),
+        ({"v_scale": 0.5}, "kv.v_scale"),
+        ({"k_sf": torch.zeros(1)}, "kv.k_sf"),
+        ({"v_sf": torch.zeros(1)}, "kv.k_sf"),
+    ],
+    ids=str,
+)
+def test_another_cache_is_refused_for_what_it_brings(change: dict[str, object], field: str) -> None:
+    """Halves of different lengths, a half too few, another layout, scales."""
+    checks = CallChecks(request_for(ABLE))
+    call(checks)
+    with pytest.raises(UnsupportedBatch, match=field):
+        call(checks, kv=replace(STEP.kv, **change))
 
 
 def test_an_lse_is_checked_whole_the_first_time(whole: list[int]) -> None:

@@ -27,9 +27,9 @@ class CallChecks:
     """`check_call` for every call of one built object, at the price of a few comparisons once a call was right.
 
     A layer, its cache and its step are remembered as the objects they are, and none is kept alive: an engine that hands
-    in one `PagedKV` a layer pays for it once. Queries, chosen keys, outputs and LSE are compared in every call. Any
-    other call goes through `check_call` whole: ragged keys, layers that look both ways, and those with tensors of their
-    own, which may have been moved.
+    in one `PagedKV` a layer pays least. Another cache without scales of its own is compared by what its tensors are.
+    Queries, chosen keys, outputs and LSE are compared in every call. Any other call goes through `check_call` whole:
+    ragged keys, layers that look both ways, and those with tensors of their own, which may have been moved.
     """
 
     __slots__ = ("_batch", "_known", "_request")
@@ -62,11 +62,11 @@ class CallChecks:
         if known is not None and kv is not None and new is None and self._batch() is batch:
             if known.tokens != batch.num_tokens:
                 known = self._known[layer.layer_id] = known.of(batch.num_tokens)
-            own_layer, own_kv, tokens, dtype, device, q_shape, out_shape, rope_shape, lse_dtype, index_dtype = known
+            own_layer, own_kv, cache, tokens, dtype, device, q_shape, out_shape, rope_shape, lse_dtype, chosen = known
             # spelt out, and all in one place: a call of a helper costs as much as what it would compare
             if (
                 own_layer() is layer
-                and own_kv() is kv
+                and (own_kv() is kv or (cache is not None and cache == _cache_of(kv)))
                 and q.shape == q_shape
                 and q.dtype is dtype
                 and q.device == device
@@ -86,9 +86,9 @@ class CallChecks:
                 and (lse is None or (lse.dtype is lse_dtype and lse.shape == q_shape[:2] and lse.device == device))
                 and (
                     indices is None
-                    if index_dtype is None
+                    if chosen is None
                     else indices is not None
-                    and indices.dtype is index_dtype
+                    and indices.dtype is chosen
                     and indices.dim() == 2
                     and indices.shape[0] == tokens
                     and indices.device == device
@@ -117,6 +117,7 @@ class CallChecks:
         self._known[layer.layer_id] = _Known(
             layer=weakref.ref(layer),
             kv=weakref.ref(kv),
+            cache=_cache_of(kv),
             tokens=tokens,
             dtype=q.dtype,
             device=q.device,
@@ -133,6 +134,7 @@ class _Known(NamedTuple):
 
     layer: Callable[[], LayerSpec | None]
     kv: Callable[[], PagedKV | None]
+    cache: tuple[object, ...] | None
     tokens: int
     dtype: torch.dtype
     device: torch.device
@@ -150,6 +152,15 @@ class _Known(NamedTuple):
             out_shape=(tokens, *self.out_shape[1:]),
             rope_shape=None if self.rope_shape is None else (tokens, *self.rope_shape[1:]),
         )
+
+
+def _cache_of(kv: PagedKV) -> tuple[object, ...] | None:
+    """What `check_call` reads of a cache: another of the same is as right; None of one that brings scales."""
+    k, v = kv.k, kv.v
+    if kv.k_scale is not None or kv.v_scale is not None or kv.k_sf is not None or kv.v_sf is not None:
+        return None
+    of_k = (kv.layout, k.dtype, k.device, k.shape[1:], k.stride()[-1])
+    return of_k if v is None else (*of_k, v.dtype, v.device, v.shape[1:], v.stride()[-1], v.shape[0] == k.shape[0])
 
 
 def _no_batch() -> None:
