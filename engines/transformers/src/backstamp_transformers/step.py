@@ -17,7 +17,7 @@ from backstamp.declarations import Phase
 from backstamp.stamp import read_stamp
 from backstamp_transformers.batches import index_of_runs, make_batch, phase_of
 from backstamp_transformers.errors import NotServed
-from backstamp_transformers.kernels import Bounds
+from backstamp_transformers.kernels import Bounds, Kernels
 from backstamp_transformers.rows import Rows
 from backstamp_transformers.served import Served
 
@@ -48,6 +48,7 @@ class Step:
         tree: bool `[B, Q, Q]`, which of this forward's tokens each token sees in place of the causal rule, or None.
         phase, longest, last_key: read of the rows once: which kernel serves them, their most keys, and how many keys a
             cache has to hand over.
+        fitted: the kernels of the last layer, and the size, dtype and device they were found to fit.
         states: each kernel and what it planned, by kernel and row stride; a kernel is kept, and so its id its own.
     """
 
@@ -57,6 +58,7 @@ class Step:
     device: torch.device
     tree: Tensor | None = None
     states: dict[tuple[int, int], tuple[AttentionBackend[object], object]] = field(default_factory=dict)
+    fitted: tuple[tuple[object, ...], Kernels] | None = None
     phase: Phase = field(init=False)
     longest: int = field(init=False)
     last_key: int = field(init=False)
@@ -91,10 +93,13 @@ class Step:
             )
 
     def _call(self, q: Tensor, slots: Slots, layer: int) -> tuple[LayerSpec, Tensor]:
-        served = self.served
-        size = Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest)
-        kernels, spec = served.fit(size, q.dtype, q.device), served.spec(layer)
-        backend, form, features = kernels.places[self.phase, layer]
+        spec = self.served.spec(layer)
+        # the layers of a forward are alike, and what fits one need not be asked of the next
+        like = (len(slots.k), q.dtype, q.device)
+        if self.fitted is None or self.fitted[0] != like:
+            size = Bounds(len(self.rows.q_lens), len(q), len(slots.k), self.longest)
+            self.fitted = like, self.served.fit(size, q.dtype, q.device)
+        backend, form, features = self.fitted[1].places[self.phase, layer]
         if self.tree is not None and "tree_mask" not in features:
             stamp = read_stamp(backend)
             raise NotServed(
