@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,23 +33,27 @@ def make_batch(
     tree: TreeMask | None = None,
 ) -> Batch:
     """The batch of one step; `kv_lens` count this step's tokens too."""
-    qo_indptr = torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32)
-    lens = torch.tensor(kv_lens, dtype=torch.int32)
-    rows = torch.arange(len(q_lens), dtype=torch.int32)
+    rows = len(q_lens)
+    # one copy to the device for all: each takes the host tens of microseconds, in every step
+    token_rows = np.repeat(np.arange(rows), q_lens)
+    host = torch.from_numpy(np.concatenate([[0], np.cumsum(q_lens), kv_lens, token_rows]).astype(np.int32))
+    parts = (rows + 1, rows, len(token_rows))
+    qo_indptr, lens, rows_of_tokens = host.to(device).split(parts)
+    qo_indptr_host, lens_host, _ = host.split(parts)
     return Batch(
         phase=phase_of(q_lens),
-        num_rows=len(q_lens),
-        num_tokens=sum(q_lens),
+        num_rows=rows,
+        num_tokens=len(token_rows),
         max_q_len=max(q_lens),
         max_kv_len=max(kv_lens),
-        qo_indptr=qo_indptr.to(device),
-        kv_lens=lens.to(device),
+        qo_indptr=qo_indptr,
+        kv_lens=lens,
         index=index,
         causal=causal,
         tree=tree,
-        qo_indptr_host=qo_indptr,
-        kv_lens_host=lens,
-        token_rows=torch.repeat_interleave(rows, torch.tensor(q_lens)).to(device),
+        qo_indptr_host=qo_indptr_host,
+        kv_lens_host=lens_host,
+        token_rows=rows_of_tokens,
     )
 
 

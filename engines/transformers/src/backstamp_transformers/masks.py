@@ -52,17 +52,9 @@ def mask_for(
     return mask
 
 
-def step_of(mask: Tensor, who: str) -> Step | None:
-    """The step a mask stands for; None where it is not one of this module's but a caller's own of four dimensions.
-
-    Raises:
-        NotServed: any other mask, or one of this module's that was changed on the way.
-    """
-    step: Step | None = _steps.get(mask)
-    if step is None and (mask.dim() != 4 or not mask.numel()):
-        needed = "the mask that the model made for this implementation, or one of four dimensions"
-        raise NotServed(who, needed=needed, found=f"one of shape {list(mask.shape)}")
-    return step
+def step_of(mask: Tensor) -> Step | None:
+    """The step a mask stands for; None where it is none of this module's, or was changed on the way."""
+    return _steps.get(mask)
 
 
 def _rule_of(mask_function: Callable[..., object], window: int | None) -> Rule:

@@ -72,7 +72,8 @@ class Step:
         """Attend one layer: `q [B, Hq, Q, Dk]`, `k, v [B, Hk, S, D]` to `[B, Q, Hq, Dv]`; pads answer zeros."""
         num_rows, heads, q_len, _ = q.shape
         self._check(num_rows, k, layer)
-        queries = q.transpose(1, 2).flatten(0, 1)
+        # one view in place of two where there is one token a row
+        queries = q.squeeze(2) if q_len == 1 else q.transpose(1, 2).flatten(0, 1)
         if self.rows.tokens is not None:
             queries = queries[self.rows.tokens]
         spec, out = self._call(queries, dense_slots(k, v), layer)
@@ -125,19 +126,25 @@ class Step:
 
 def dense_slots(k: Tensor, v: Tensor) -> Slots:
     """A dense cache as slots: token s of row b is slot `b * row_stride + s`. Copies only what strides cannot say."""
-    if not _slotted(k) or not _slotted(v) or k.stride(0) // k.stride(2) != v.stride(0) // v.stride(2):
+    of_k, of_v = _slotted(k), _slotted(v)
+    if of_k is None or of_k != of_v:
         k, v = k.contiguous(), v.contiguous()
-    return Slots(_as_slots(k), _as_slots(v), k.stride(0) // k.stride(2) if k.shape[0] > 1 else 0)
+        of_k = k.shape[1] * k.shape[2] if k.shape[0] > 1 else 0
+    return Slots(_as_slots(k, of_k), _as_slots(v, of_k), of_k)
 
 
-def _slotted(tensor: Tensor) -> bool:
-    rows, _, _, _ = tensor.shape
+def _slotted(tensor: Tensor) -> int | None:
+    """How many slots apart two rows start, 0 where there is one; None where that is no whole number."""
     row, _, token, last = tensor.stride()
-    return last == 1 and token > 0 and (rows == 1 or row % token == 0)
+    if last != 1 or token <= 0:
+        return None
+    if tensor.shape[0] == 1:
+        return 0
+    return row // token if row % token == 0 else None
 
 
-def _as_slots(tensor: Tensor) -> Tensor:
+def _as_slots(tensor: Tensor, row_stride: int) -> Tensor:
     num_rows, heads, length, dim = tensor.shape
-    row, head, token, _ = tensor.stride()
-    count = ((num_rows - 1) * (row // token) if num_rows > 1 else 0) + length
+    _, head, token, _ = tensor.stride()
+    count = (num_rows - 1) * row_stride + length
     return tensor.as_strided((count, 1, heads, dim), (token, token, head, 1))
