@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import pytest
@@ -12,37 +11,10 @@ from backstamp.attention import ComputedGates
 from backstamp_linear_attn import rows
 from backstamp_linear_attn.backend import build_triton_rows
 from backstamp_linear_attn.plugin import ROWS_GDN
+from tests.compiled_code import Kernel, apart, constants_of, shifted
 from tests.linear_steps import DECODE, forward, request_for, step
 
 OFFER = replace(ROWS_GDN, head_dims=("any",))
-
-
-class Kernel:
-    """Stands for the kernel and for its code: keeps by name what either is launched with."""
-
-    def __init__(self, kernel) -> None:
-        self.names = list(inspect.signature(kernel.fn).parameters)
-        self.first: list[dict[str, object]] = []
-        self.again: list[dict[str, object]] = []
-
-    def __getitem__(self, grid):
-        def run(*arguments, num_warps, **named):
-            bound = dict(zip(self.names, arguments, strict=False)) | named
-            assert list(bound) == self.names
-            self.first.append(bound)
-            return Code(self)
-
-        return run
-
-
-class Code:
-    """A kernel's machine code takes all its arguments in order."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return lambda *given: self.kernel.again.append(dict(zip(self.kernel.names, given, strict=True)))
 
 
 @pytest.fixture
@@ -72,23 +44,10 @@ def test_a_later_layer_runs_the_first_ones_code(kernel):
     forward(backend, second, state)
     (first,), (again,) = kernel.first, kernel.again
     assert (again["q_ptr"], again["pool_ptr"], again["scale"]) == (second.q, second.pool.ssm, 0.5)
-    constants = [name for name in kernel.names if name.isupper()]
-    assert {name: again[name] for name in constants} == {name: first[name] for name in constants}
+    assert constants_of(again) == constants_of(first)
 
 
-def _apart(tensor):
-    """The same numbers with other strides, those of every second row."""
-    return tensor.repeat_interleave(2, 0)[::2]
-
-
-def _shifted(tensor):
-    """The same numbers four bytes past an address of 16."""
-    flat = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
-    start = (-flat.data_ptr() % 16) // 4 + 1
-    return flat[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-@pytest.mark.parametrize("change", [_apart, _shifted])
+@pytest.mark.parametrize("change", [apart, shifted])
 @pytest.mark.parametrize("name", ["q", "k", "v", "a", "b", "out", "pool"])
 def test_code_is_cut_to_strides_and_addresses(name, change, kernel):
     """Another layer's tensors may lie otherwise."""
@@ -112,7 +71,7 @@ def test_code_is_cut_to_the_dtypes_of_gates(name, kernel):
     """And to where their parameters lie."""
     made, backend, state = _built()
     forward(backend, made, state)
-    forward(backend, replace(made, gates=replace(made.gates, **{name: _shifted(getattr(made.gates, name))})), state)
+    forward(backend, replace(made, gates=replace(made.gates, **{name: shifted(getattr(made.gates, name))})), state)
     half = replace(made.gates, a=made.gates.a.half(), b=made.gates.b.half())
     forward(backend, replace(made, gates=half), state)
     assert (len(kernel.first), kernel.again) == (3, [])

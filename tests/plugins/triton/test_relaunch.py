@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 from backstamp.attention import PagedKV
 from backstamp_triton import latent_launch, prefill_hopper, tile_launch
 from backstamp_triton.backend import TritonAttention
+from tests.compiled_code import Kernel, apart, constants_of, shifted
 from tests.plugins.triton.cases import Case, build_attention, build_mla, make
 
 CASES = {
@@ -18,34 +18,6 @@ CASES = {
     "prefill": Case("p", ((200, 200), (56, 500)), heads=(8, 2), dims=(128, 128), dtype="bf16"),
     "latent": Case("l", ((1, 5000),) * 2, mla=True, heads=(16, 1), dims=(576, 512), dtype="bf16", phase="decode"),
 }
-
-
-class Kernel:
-    """Stands for a kernel and for its code: keeps by name what either is launched with."""
-
-    def __init__(self, kernel) -> None:
-        self.names = list(inspect.signature(kernel.fn).parameters)
-        self.first: list[dict[str, object]] = []
-        self.again: list[dict[str, object]] = []
-
-    def __getitem__(self, grid):
-        def run(*arguments, **named):
-            bound = dict(zip(self.names, arguments, strict=False)) | named
-            assert list(bound)[: len(self.names)] == self.names
-            self.first.append(bound)
-            return Code(self)
-
-        return run
-
-
-class Code:
-    """A kernel's machine code takes all its arguments in order."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        return lambda *given: self.kernel.again.append(dict(zip(self.kernel.names, given, strict=True)))
 
 
 @pytest.fixture
@@ -81,21 +53,8 @@ def test_a_later_layer_runs_the_first_ones_code(name, kernels):
     assert again["q_ptr"] is q
     assert again["out_ptr"] is out
     assert again["logit_scale"] != first["logit_scale"]
-    constants = [name for name in kernel.names if name.isupper()]
-    assert {name: again[name] for name in constants} == {name: first[name] for name in constants}
+    assert constants_of(again) == constants_of(first)
     assert len(kernels["merge"].first) == len(kernels["merge"].again) == 1
-
-
-def _apart(tensor):
-    """The same numbers with other strides, those of every second token."""
-    return tensor.repeat_interleave(2, 0)[::2]
-
-
-def _shifted(tensor):
-    """The same numbers two bytes past an address of 16."""
-    flat = torch.empty(tensor.numel() + 8, dtype=tensor.dtype)
-    start = (-flat.data_ptr() % 16) // 2 + 1
-    return flat[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +70,7 @@ def test_what_triton_would_compile_anew_is_not_run_by_other_code(name, unlike, k
     out, lse = torch.empty_like(q), None
     backend.forward(q, kv, drawn.layer, state)
     what, _, how = unlike.partition(" ")
-    change = _apart if how == "apart" else _shifted
+    change = apart if how == "apart" else shifted
     if what in ("q", "out"):
         q, out = (change(q), out) if what == "q" else (q, change(out))
     elif what in ("k", "v"):
@@ -140,11 +99,11 @@ def test_latent_code_is_cut_to_its_tensors_too(unlike, kernels):
     out, lse = torch.empty(*q.shape[:2], 512, dtype=q.dtype), None
     backend.forward(q, kv, layer, state)
     what, _, how = unlike.partition(" ")
-    change = _apart if how == "apart" else _shifted
+    change = apart if how == "apart" else shifted
     if what == "lse":
         lse = torch.empty(q.shape[:2])
     elif what == "cache":
-        kv = PagedKV(k=_apart(kv.k), v=None)
+        kv = PagedKV(k=apart(kv.k), v=None)
     else:
         q, out = (change(q), out) if what == "q" else (q, change(out))
     backend.forward(q, kv, layer, state, out=out, lse=lse)
