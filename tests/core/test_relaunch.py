@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from backstamp.relaunch import launch
+import torch
+
+from backstamp.relaunch import launch, odd_bytes
+from tests.compiled_code import shifted
 
 
 class Compiler:
@@ -55,3 +58,12 @@ def test_an_interpreter_leaves_no_code():
     for _ in range(2):
         launch(kernel, codes, "like", (1, 1, 1), (), dict)
     assert (len(kernel.first), kernel.again, codes) == (2, [], {})
+
+
+def test_tensors_are_alike_by_their_absence_and_by_addresses_of_16():
+    """One answer each, in order: what another layer's tensors hold, and where else they lie, is no matter."""
+    even = torch.zeros(8, dtype=torch.bfloat16)
+    assert odd_bytes(even, None, shifted(even)) == (True, None, False)
+    assert odd_bytes(even[4:], even[7:]) == (False, False)
+    assert odd_bytes(torch.zeros(64)[4:], torch.ones(3, 4)) == odd_bytes(even, even) == (True, True)
+    assert odd_bytes() == ()
