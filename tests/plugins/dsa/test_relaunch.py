@@ -161,3 +161,17 @@ def test_a_merge_is_cut_to_how_many_numbers_it_adds(kernels):
     merge_two(step=step, **given)
     merge_two(step=step, **given | {name: given[name][..., :256] for name in ("part", "out")})
     assert counts(kernels["merge"]) == (2, 0)
+
+
+def test_a_merge_is_cut_to_the_base_of_its_logarithms(kernels):
+    """Two parts laid as our own two shares are, and weighed by natural logarithms where ours are base 2."""
+    call = Call("hopper")
+    call.indices = call.choices[:, :512]
+    call.run()
+    (ours,) = kernels["merge"].first
+    assert (ours["num_shares"], ours["BASE_2"]) == (2, True)
+    part, part_lse = torch.zeros(2, 4, 2, 512).permute(2, 0, 1, 3), torch.zeros(2, 4, 2).permute(2, 0, 1)
+    merge_two(part, part_lse, call.state, call.out, call.lse, None)
+    strides = [name for name in ours if "stride" in name]
+    assert counts(kernels["merge"]) == (2, 0)
+    assert [kernels["merge"].first[1][name] for name in strides] == [ours[name] for name in strides]

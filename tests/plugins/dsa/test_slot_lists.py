@@ -42,13 +42,11 @@ def same(one, other):
     return [one[name] is other[name] for name in LISTS]
 
 
-#: Two choices of one kind; a search of each of the others is compiled for itself.
+#: A search of given choices, and what another one has otherwise.
 GIVEN = {"width": 128, "entries_per_page": 16, "slots_per_page": 32, "rate": 4, "window": 0}
 UNLIKE = {
     "tokens": lambda indices: {"indices": apart(indices)},
     "address": lambda indices: {"indices": shifted(indices)},
-    "window": lambda _: {"indices": None, "window": 100},
-    "all": lambda _: {"indices": None},
     "width": lambda _: {"width": 256},
     "entries a page": lambda _: {"entries_per_page": 1},
     "slots a page": lambda _: {"slots_per_page": 1},
@@ -63,6 +61,15 @@ def test_a_search_is_cut_to_what_it_searches(unlike, kernels):
     find_slots(step, **GIVEN, indices=indices)
     find_slots(step, **GIVEN | {"indices": indices} | UNLIKE[unlike](indices))
     assert counts(kernels["slots"]) == (2, 0)
+
+
+def test_each_source_of_choices_has_its_own_code(kernels):
+    """One choice for all tokens has no stride, as an absent one: what is searched for tells them apart."""
+    step, one = SparseStep(latent_step(ROWS).batch, "page_table"), torch.zeros(1, 100, dtype=torch.int32)
+    find_slots(step, **GIVEN, indices=one.expand(2, 100))
+    find_slots(step, **GIVEN | {"window": 100}, indices=None)
+    find_slots(step, **GIVEN, indices=None)
+    assert [search["SOURCE"] for search in kernels["slots"].first] == ["given", "window", "all"]
 
 
 def test_a_search_is_not_cut_to_sizes_that_change_with_every_step(kernels):
