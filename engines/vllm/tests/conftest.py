@@ -1,7 +1,8 @@
-"""What suites share: the MLA checkpoint and a launch of it. Warnings stay errors, except those of the engine itself."""
+"""What suites share: checkpoints, launches, vLLM's log. Warnings stay errors, except those of the engine itself."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """vLLM and what it imports warn of their own deprecations while they are imported."""
     config.addinivalue_line("filterwarnings", r"ignore:::(vllm|torch|transformers|importlib)\b.*")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The checkpoints of attention alone, written once."""
+    from engines.vllm.tests.models import write_models
+
+    return write_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def config(models: dict[str, Path]) -> VllmConfig:
+    """vLLM's config of a launch that asks for a key."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    asked = EngineArgs(
+        model=str(models["full"]),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        attention_backend="torch_native",
+    )
+    return asked.create_engine_config()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What Backstamp says in vLLM's log."""
+    caplog.set_level(logging.INFO, "vllm.backstamp")
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,12 @@ import torch
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -49,11 +53,31 @@ _SHAPE = {
 def write_models(folder: Path) -> dict[str, Path]:
     """Write each model once; answers their folders by name."""
     full = Qwen3Config(num_hidden_layers=3, **_SHAPE)
-    kinds = ["sliding_attention", "full_attention"] * 2
-    windowed = Gemma3TextConfig(
-        num_hidden_layers=4, layer_types=kinds, sliding_window=WINDOW, query_pre_attn_scalar=32, **_SHAPE
-    )
-    return {"full": _write(Qwen3, full, folder / "full"), "window": _write(Gemma3ForCausalLM, windowed, folder / "win")}
+    layers = {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": WINDOW,
+    }
+    windowed = Gemma3TextConfig(query_pre_attn_scalar=32, **layers, **_SHAPE)
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }
+    sinks = GptOssConfig(num_local_experts=4, num_experts_per_tok=2, rope_parameters=yarn, **layers, **_SHAPE)
+    # of the size of these logits, so that it bends them; vLLM ties this model's head, whatever its config says
+    tied = {**_SHAPE, "tie_word_embeddings": True}
+    softcap = Gemma2Config(query_pre_attn_scalar=32, attn_logit_softcapping=1.0, **layers, **tied)
+    return {
+        "full": _write(Qwen3, full, folder / "full"),
+        "window": _write(Gemma3ForCausalLM, windowed, folder / "win"),
+        "sinks": _write(GptOssForCausalLM, sinks, folder / "sinks"),
+        "softcap": _write(Gemma2ForCausalLM, softcap, folder / "softcap"),
+    }
 
 
 def write_hybrid(folder: Path, key_dim: int, value_dim: int) -> Path:
@@ -122,5 +146,8 @@ def _write(kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path) 
         if name.endswith("A_log"):
             # a fresh gated delta net forgets within a token or two: these states last some twenty
             torch.nn.init.constant_(weight, -3.0)
+        elif config.tie_word_embeddings and name.endswith("embed_tokens.weight"):
+            # else a tied head answers with the token that was asked
+            torch.nn.init.normal_(weight, std=_SPREAD / 10)
     model.save_pretrained(folder)
     return folder

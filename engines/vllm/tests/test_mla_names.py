@@ -10,10 +10,15 @@ import pytest
 import torch
 import vllm
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention import MLAAttention
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.mla.amx_mla import AMXMLAImpl
+from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 from vllm.v1.attention.backends.mla.prefill import get_mla_prefill_backend
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions
 from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+from vllm.v1.attention.backends.mla.rocm_aiter_mla import AiterMLAImpl
+from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
 from backstamp.declarations import Offer
 from backstamp.errors import NotInstalled, Refused
@@ -21,7 +26,7 @@ from backstamp_vllm import mla_prefill
 from backstamp_vllm.mla_prefill import class_of
 from backstamp_vllm.mla_runner import prefill_runner_of
 from backstamp_vllm.names import catalogue_here, offer_names
-from engines.vllm.tests.models import prefill_config, write_models
+from engines.vllm.tests.models import prefill_config
 from engines.vllm.tests.test_offered import ROW
 
 
@@ -112,10 +117,10 @@ def test_the_plan_is_of_prefill_alone(latent_config: VllmConfig) -> None:
     ]
 
 
-def test_a_model_without_mla_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_mla_is_refused(models: dict[str, Path]) -> None:
     """vLLM asks no such backend of it; whoever does is told."""
     offer_names()
-    config = prefill_config(write_models(tmp_path)["full"], "torch_native")
+    config = prefill_config(models["full"], "torch_native")
     with pytest.raises(Refused, match="needs MLA layers, all alike, got layers of family mha"):
         prefill_runner_of(config)
 
@@ -143,8 +148,31 @@ def test_parts_ask_for_a_row_without_the_causal_rule(
     assert not runner._model("torch_native").groups[0].facts.causal
 
 
-def test_amx_hosts_are_refused(latent_config: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's AMX_MLA prefills by itself: a name that nobody would ask is no answer."""
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    with pytest.raises(Refused, match="needs vLLM's CPU_MLA around it, got AMX_MLA"):
-        prefill_runner_of(latent_config)
+@pytest.mark.parametrize(
+    ("kind", "by_itself"),
+    [(AMXMLAImpl, None), (AiterMLAImpl, True), (AiterMLAImpl, False), (CPUMLAImpl, None), (TritonMLAImpl, None)],
+    ids=["amx", "aiter-quantised", "aiter", "cpu", "triton"],
+)
+def test_an_mla_backend_that_prefills_by_itself_is_refused(
+    kind: type, by_itself: bool | None, latent_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that no prompt would reach is no answer: for the layer, and as a reason for vLLM's selector."""
+    layer = object.__new__(MLAAttention)
+    torch.nn.Module.__init__(layer)
+    layer.impl = object.__new__(kind)
+    if by_itself is not None:
+        # what AITER's settles at construction: whether the cache is quantised, and the machine has the kernels
+        layer.impl._fp8_prefill_enabled = by_itself
+    monkeypatch.setitem(latent_config.compilation_config.static_forward_context, "layers.0.attn", layer)
+    asked = class_of("TORCH_NATIVE")
+    needed = r"needs an MLA backend around it that asks it for every prompt, in layers\.0\.attn, got "
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with set_current_vllm_config(latent_config):
+        if by_itself or kind is AMXMLAImpl:
+            with pytest.raises(Refused, match=needed + kind.__name__):
+                asked(4, 0.1, 512, 32, 64, 48, latent_config)
+            with pytest.raises(ValueError, match=needed + kind.__name__):
+                get_mla_prefill_backend(latent_config)
+        else:
+            asked(4, 0.1, 512, 32, 64, 48, latent_config)
+            assert get_mla_prefill_backend(latent_config) is asked

@@ -24,6 +24,7 @@ from backstamp.errors import BadHost
 from backstamp.host import HostFacts, this_host
 from backstamp.plan import Plan
 from backstamp.resolution import resolve
+from backstamp.telling import tell_phases, tell_warnings
 from backstamp_transformers.asked import Asked, is_asked
 from backstamp_transformers.engine_facts import ENGINE, model_facts
 from backstamp_transformers.errors import NotServed, in_engine_idiom
@@ -156,14 +157,8 @@ def _resolved(
 
 
 def _tell_plan(plan: Plan) -> None:
-    phases = "; ".join(
-        f"{row.phase} {row.kernel} ({row.plugin.distribution} {row.plugin.version}, {row.source})"
-        for row in plan.running
-        if row.plugin is not None
-    )
-    LOG.info("Backstamp plan for %s: %s; digest %s", plan.model, phases, plan.digest[:12])
-    for warning in plan.warnings:
-        LOG.warning("Backstamp plan, %s: %s", warning.code, warning.text)
+    tell_phases(LOG, plan, "", plan.running)
+    tell_warnings(LOG, plan)
 
 
 def _host(config: PretrainedConfig, device: torch.device) -> HostFacts:

@@ -54,7 +54,7 @@ class OfferedPrefill(MLAPrefillBackend):
     def validate_configuration(cls, *args: object, **config: object) -> list[str]:
         """Every reason why this name cannot serve: the resolver's, or vLLM's own questions where there is a plan."""
         try:
-            prefill_runner_of(get_current_vllm_config())
+            prefill_runner_of(get_current_vllm_config()).check_layers()
         except BackstampError as refusal:
             return [str(refusal)]
         return super().validate_configuration(*args, **config)
@@ -76,10 +76,12 @@ class OfferedPrefill(MLAPrefillBackend):
         """Resolve the model's plan, once for all its layers: a refusal comes before any weight is read.
 
         Raises:
-            BackstampError: as `prefill_runner_of`.
+            BackstampError: as `prefill_runner_of`, and as `PrefillRunner.check_layers`.
         """
         super().__init__(num_heads, scale, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, vllm_config)
         self.runner = prefill_runner_of(vllm_config)
+        # vLLM has made the layer around it
+        self.runner.check_layers()
 
     def clone(self) -> OfferedPrefill:
         """The one a metadata builder plans with, and whose calls serve every layer: the kernel is built for it."""

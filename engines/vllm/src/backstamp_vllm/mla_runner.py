@@ -7,14 +7,13 @@ before weights load, and a stamped backend. Decode over the latent cache is vLLM
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-import torch
 import vllm
 import vllm.envs
+from vllm.model_executor.layers.attention import MLAAttention
+from vllm.model_executor.layers.attention.mla_attention import MLACommonImpl
 from vllm.platforms import current_platform
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from backstamp.attention import AttentionBackend, LayerSpec
 from backstamp.catalogue import Row
@@ -29,12 +28,15 @@ from backstamp.model import LayerFacts, ModelFacts, group_layers, model_from_con
 from backstamp.plan import Plan
 from backstamp.plan_rows import not_run
 from backstamp.row_checks import DTYPE_NAMES
+from backstamp.telling import tell_phases, tell_stamps, tell_warnings
+from backstamp_vllm.living import Living
 from backstamp_vllm.names import LOG, asked_of_prefill, catalogue_here
 from backstamp_vllm.runner import host_here, kernels_behind, resolve_asked
-from backstamp_vllm.telling import tell_phases, tell_stamps, tell_warnings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.model_executor.layers.attention.mla_attention import MLACommonMetadata
+    from vllm.v1.attention.backend import MLAAttentionImpl
 
 __all__ = ["BuiltPrefill", "PrefillRunner", "prefill_offers", "prefill_runner_of"]
 
@@ -66,12 +68,26 @@ class PrefillRunner:
         self.offer = row.offer
         self._built: dict[tuple[int, float, str], BuiltPrefill] = {}
 
+    def check_layers(self) -> None:
+        """Hold the MLA layers vLLM has made so far against the plan: a prompt's attention may be no backend's.
+
+        Raises:
+            Refused: a layer whose implementation prefills by itself.
+        """
+        for name, layer in self.config.compilation_config.static_forward_context.items():
+            if isinstance(layer, MLAAttention) and _prefills_by_itself(layer.impl):
+                raise self._refused(
+                    f"an MLA backend around it that asks it for every prompt, in {name}",
+                    type(layer.impl).__name__,
+                    "Add --attention-backend with one that does: CPU_MLA on the CPU, TRITON_MLA elsewhere",
+                )
+
     def tell_plan(self) -> None:
         """Say in vLLM's log what will run and why, once for all layers."""
-        tell_phases(self.plan, ", MLA prefill", self.plan.running)
+        tell_phases(LOG, self.plan, ", MLA prefill", self.plan.running)
         if current_platform.is_cpu():
             LOG.info("Backstamp answers for CPU in MLA prefill: %s was asked for, vLLM's CPU knows no other", self.name)
-        tell_warnings(self.plan)
+        tell_warnings(LOG, self.plan)
 
     def build(self, num_heads: int, scale: float, dims: tuple[int, int], device: str) -> BuiltPrefill:
         """What runs the layers of this many heads on this rank, and their spec."""
@@ -95,7 +111,7 @@ class PrefillRunner:
                 max_kv_len=max_len,
             )
             backends = build(self.plan, shape, catalogue_here())
-            tell_stamps(backends.objects.values(), "keys in no cache")
+            tell_stamps(LOG, backends.objects.values(), "keys in no cache")
             backend = cast("AttentionBackend[object]", backends.serving_attention_backend("prefill"))
             self._built[key] = BuiltPrefill(layer, backend)
         return self._built[key]
@@ -151,10 +167,6 @@ class PrefillRunner:
         if self.in_parts and "lse" not in row.offer.features:
             found = "a row without LSE, and a launch with chunked prefill or prefix caching"
             raise self._refused("LSE, by which parts of a prompt are merged", found)
-        # its impl prefills by itself and asks no backend
-        amx = current_platform.is_cpu() and torch.cpu._is_amx_tile_supported()
-        if amx and self.config.attention_config.backend is not AttentionBackendEnum.CPU_MLA:
-            raise self._refused("vLLM's CPU_MLA around it", "AMX_MLA", "Add --attention-backend CPU_MLA")
 
     def _refused(self, needed: str, found: str, fix: str = "Ask for one of vLLM's own backends") -> Refused:
         return Refused(f"backstamp-vllm, MLA prefill backend {self.name}", needed=needed, found=found, fix=fix)
@@ -166,21 +178,28 @@ def prefill_runner_of(config: VllmConfig) -> PrefillRunner:
     Raises:
         BackstampError: as `resolve`.
     """
-    runner = _runners.get(id(config))
-    if runner is None:
-        runner = _runners[id(config)] = PrefillRunner(config)
-        runner.tell_plan()
-    return runner
+    return _runners.of(config)
 
 
 def prefill_offers(name: str) -> tuple[Offer, ...]:
     """The rows a name stands for: that of the plan it was last asked for, else all its key has on this host."""
-    for runner in _runners.values():
-        if runner.name == name:
-            return (runner.offer,)
+    runner = _runners.named(name)
+    if runner is not None:
+        return (runner.offer,)
     key = asked_of_prefill(name).key
     family = _family_of(key)
     return tuple(row.offer for row in _ragged_rows(key) if row.offer.family == family and not row.refusals)
+
+
+def _prefills_by_itself(impl: MLAAttentionImpl[MLACommonMetadata]) -> bool:
+    """Whether vLLM's common way to a prefill backend is replaced: AMX's always, AITER's for quantised caches alone.
+
+    Source: `AMXMLAImpl.forward_mha`, `AiterMLAImpl.forward_mha`, vllm 0.32.
+    """
+    if type(impl).forward_mha is MLACommonImpl.forward_mha:
+        return False
+    # what AITER's falls back to vLLM's by; one without it never does
+    return bool(getattr(impl, "_fp8_prefill_enabled", True))
 
 
 def _family_of(key: str | None) -> Family:
@@ -198,5 +217,4 @@ def _ragged_rows(key: str | None) -> list[HostRow]:
     ]
 
 
-# a runner holds its config, so an id in here is that of a living one
-_runners: WeakValueDictionary[int, PrefillRunner] = WeakValueDictionary()
+_runners: Final = Living(PrefillRunner)

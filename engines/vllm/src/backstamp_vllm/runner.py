@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, cast
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from vllm.platforms import current_platform
 
@@ -27,9 +26,10 @@ from backstamp.model import ModelFacts
 from backstamp.plan import Plan
 from backstamp.plan_rows import PhasePlan
 from backstamp.resolution import resolve_on
+from backstamp.telling import tell_phases, tell_stamps, tell_warnings
 from backstamp_vllm.facts import question_of
+from backstamp_vllm.living import Living
 from backstamp_vllm.names import LOG, Asked, asked_by, catalogue_here
-from backstamp_vllm.telling import tell_phases, tell_stamps, tell_warnings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -73,12 +73,12 @@ class EngineRunner:
 
     def tell_plan(self) -> None:
         """Say in vLLM's log what will run and why, once for all layers."""
-        tell_phases(self.plan, "", self.plan.running)
+        tell_phases(LOG, self.plan, "", self.plan.running)
         if self.plan.running_linear:
-            tell_phases(self.plan, ", linear layers", self.plan.running_linear)
+            tell_phases(LOG, self.plan, ", linear layers", self.plan.running_linear)
         if current_platform.is_cpu():
             LOG.info("Backstamp answers for CPU_ATTN: %s was asked for, and vLLM's CPU knows no other", self.name)
-        tell_warnings(self.plan)
+        tell_warnings(LOG, self.plan)
 
     def check_layers(self) -> None:
         """Hold the layers vLLM has made so far against the plan.
@@ -106,9 +106,9 @@ class EngineRunner:
                 max_kv_len=max_len,
             )
             backends = build(self._resolve(page_size), shape, catalogue_here())
-            tell_stamps(backends.objects.values(), f"pages of {backends.plan.page_size}")
+            tell_stamps(LOG, backends.objects.values(), f"pages of {backends.plan.page_size}")
             tell_stamps(
-                backends.linear_objects.values(), f"states in order {dict(backends.plan.layouts).get('linear')}"
+                LOG, backends.linear_objects.values(), f"states in order {dict(backends.plan.layouts).get('linear')}"
             )
             self._built[page_size] = backends
         return self._built[page_size]
@@ -181,18 +181,14 @@ def runner_of(config: VllmConfig) -> EngineRunner:
     Raises:
         BackstampError: as `resolve`.
     """
-    runner = _runners.get(id(config))
-    if runner is None:
-        runner = _runners[id(config)] = EngineRunner(config)
-        runner.tell_plan()
-    return runner
+    return _runners.of(config)
 
 
 def offers_of_name(name: str) -> tuple[Offer, ...]:
     """The rows a name stands for: those of the plan it was last asked for, else all its key has on this host."""
-    for runner in _runners.values():
-        if runner.name == name:
-            return runner.offers
+    runner = _runners.named(name)
+    if runner is not None:
+        return runner.offers
     key = asked_by(name).key
     kernels, rows = kernels_behind(key), host_here().slots["attention"].rows
     return tuple(row.offer for row in rows if not row.refusals and (key is None or row.name in kernels))
@@ -204,8 +200,7 @@ def kernels_behind(key: str | None) -> tuple[str, ...]:
     return alias.alias.kernels if alias is not None else (key or "",)
 
 
-# a runner holds its config, so an id in here is that of a living one
-_runners: WeakValueDictionary[int, EngineRunner] = WeakValueDictionary()
+_runners: Final = Living(EngineRunner)
 
 
 def _rows_of(slot: Slot, phases: Sequence[PhasePlan]) -> tuple[Row, ...]:
