@@ -21,7 +21,7 @@ from backstamp_vllm.facts import question_of
 from backstamp_vllm.linear import BackstampGatedDeltaNet, check_layers
 from backstamp_vllm.linear_step import LinearMetadataBuilder
 from engines.vllm.tests.acme import install_acme
-from engines.vllm.tests.models import write_hybrid, write_models
+from engines.vllm.tests.models import write_hybrid
 from engines.vllm.tests.serve_once import NUM_PROMPTS, prompts
 from engines.vllm.tests.serving import Served, serve
 from engines.vllm.tests.test_refusals import assert_refused
@@ -113,12 +113,14 @@ def rules(served: Served) -> list[dict[str, object]]:
 
 
 def test_another_backend_keeps_vllms_layer(square: Path, tmp_path: Path) -> None:
-    """Installed and not asked for: vLLM's own gated delta nets, and no layer of ours registered."""
-    served = serve(tmp_path, square, dtype="bfloat16")
+    """None of our names asked for: vLLM's own gated delta nets, no layer of ours registered, and a linear key that
+    nobody reads told in the log."""
+    served = serve(tmp_path, square, dtype="bfloat16", additional_config=NATIVE)
     assert len(served.tokens) == NUM_PROMPTS, served.log[-4000:]
     assert (served.touched or {})["replaced"] == []
-    assert (served.touched or {})["modules"] == ["backstamp_vllm.names"]
+    assert (served.touched or {})["modules"] == ["backstamp_vllm.names", "backstamp_vllm.unread"]
     assert served.stamps == {}
+    assert "asked for {'linear_attn_backend': 'torch_native'} in --additional-config and runs nothing" in served.log
 
 
 def test_without_a_linear_key_vllm_keeps_the_recurrence(square: Path, tmp_path: Path) -> None:
@@ -142,9 +144,9 @@ def config_of(model: Path, **changes: object) -> VllmConfig:
     return EngineArgs(model=str(model), attention_backend="torch_native", **{**asked, **changes}).create_engine_config()
 
 
-def test_a_linear_key_for_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+def test_a_linear_key_for_a_model_without_linear_layers_is_refused(models: dict[str, Path]) -> None:
     """What is asked for and cannot be served is no wish."""
-    config = config_of(write_models(tmp_path)["full"])
+    config = config_of(models["full"])
     with pytest.raises(Refused, match="needs linear layers, or no linear key, got a model without any"):
         question_of(config, "torch_native")
 

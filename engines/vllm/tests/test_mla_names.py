@@ -16,7 +16,7 @@ from vllm.v1.attention.backends.mla.amx_mla import AMXMLAImpl
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 from vllm.v1.attention.backends.mla.prefill import get_mla_prefill_backend
 from vllm.v1.attention.backends.mla.prefill.base import MLADimensions
-from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum
+from vllm.v1.attention.backends.mla.prefill.registry import MLAPrefillBackendEnum, register_mla_prefill_backend
 from vllm.v1.attention.backends.mla.rocm_aiter_mla import AiterMLAImpl
 from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
@@ -55,6 +55,18 @@ def test_such_a_name_survives_a_process_border() -> None:
     finally:
         for member in (MLAPrefillBackendEnum.CPU, MLAPrefillBackendEnum.ZEN_CPU):
             member.clear_override()
+
+
+def test_such_a_name_that_another_plugin_took_since_is_its_own() -> None:
+    """Its config arrives as the other's: the platform's member stays."""
+    offer_names()
+    member = MLAPrefillBackendEnum["TORCH_NATIVE"]
+    register_mla_prefill_backend(member, "another.plugin.Prefill")
+    try:
+        assert pickle.loads(pickle.dumps(member)) is member
+        assert not MLAPrefillBackendEnum.CPU.is_overridden()
+    finally:
+        member.clear_override()
 
 
 UNFOLDED = MLADimensions(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)

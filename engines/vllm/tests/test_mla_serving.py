@@ -23,7 +23,7 @@ def test_another_backend_is_left_alone(own: Served) -> None:
     assert len(own.tokens) == NUM_PROMPTS, own.log[-4000:]
     assert len(set(own.tokens)) > NUM_PROMPTS // 2
     assert (own.touched or {})["overridden"] == []
-    assert (own.touched or {})["modules"] == ["backstamp_vllm.names"]
+    assert (own.touched or {})["modules"] == ["backstamp_vllm.names", "backstamp_vllm.unread"]
     assert "Using CPU_SDPA_MLA MLA prefill backend" in own.log
 
 

@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 import vllm
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backend import CommonAttentionMetadata, MultipleOf
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from backstamp.declarations import Offer, PageSizes
-from backstamp.errors import BadInput, NotInstalled, Refused, UnknownKey
+from backstamp.errors import NotInstalled, UnknownKey
 from backstamp.testing.dists import cpu_offer
 from backstamp_vllm import backend
-from backstamp_vllm.facts import check_vllm, question_of
+from backstamp_vllm.facts import check_vllm
 from backstamp_vllm.impl import BackstampImpl, _write_rows
 from backstamp_vllm.names import catalogue_here, offer_names
 from backstamp_vllm.runner import runner_of
 from backstamp_vllm.step import batch_of
-from engines.vllm.tests.models import write_models
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint."""
-    return write_models(tmp_path_factory.mktemp("models"))["full"]
-
-
-@pytest.fixture
-def config(model: Path) -> VllmConfig:
-    """vLLM's config of a launch that asks for a key."""
-    asked = EngineArgs(
-        model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=256, attention_backend="torch_native"
-    )
-    return asked.create_engine_config()
 
 
 def test_every_key_is_a_name_and_vllms_own_names_stay_its_own() -> None:
@@ -51,13 +32,6 @@ def test_every_key_is_a_name_and_vllms_own_names_stay_its_own() -> None:
         assert members[name].get_class().get_name() == name
     assert members["FLEX_ATTENTION"].get_path().startswith("vllm.")
     assert not members["CPU_ATTN"].is_overridden()
-
-
-def test_a_name_survives_a_process_border() -> None:
-    """vLLM's enum is pickled by value; ours by name, so that a process that knows no name yet can look it up."""
-    offer_names()
-    assert b"was_asked" in pickle.dumps(AttentionBackendEnum["TORCH_NATIVE"])
-    assert b"was_asked" not in pickle.dumps(AttentionBackendEnum["FLEX_ATTENTION"])
 
 
 ROW = replace(cpu_offer("fake", "fake"), head_dims=(64, 128), dtypes=frozenset({"fp32"}))
@@ -77,11 +51,13 @@ ROW = replace(cpu_offer("fake", "fake"), head_dims=(64, 128), dtypes=frozenset({
     ids=["plain", "features", "one-of-two", "deterministic", "not-deterministic", "fp8-only", "no-row"],
 )
 def test_capabilities_are_what_every_row_declares(
-    rows: tuple[Offer, ...], answers: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+    rows: tuple[Offer, ...], answers: dict[str, bool], config: VllmConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's questions, asked of rows: undeclared means no."""
     monkeypatch.setattr(backend, "offers_of_name", lambda name: rows)
     asked = backend.class_of("TORCH_NATIVE")
+    with set_current_vllm_config(config):
+        same = asked.supports_kv_cache_dtype("auto")
     found = {
         "window": asked.supports_sliding_window(),
         "sinks": asked.supports_sink(),
@@ -89,7 +65,7 @@ def test_capabilities_are_what_every_row_declares(
         "bf16": asked.supports_dtype(torch.bfloat16),
         "64": asked.supports_head_size(64),
         "32": asked.supports_head_size(32),
-        "same": asked.supports_kv_cache_dtype("auto"),
+        "same": same,
         "invariant": asked.supports_batch_invariance(),
     }
     assert {name: found[name] for name in answers} == answers
@@ -134,47 +110,6 @@ def test_a_patch_of_the_tested_vllm_is_taken() -> None:
     """A patch release changes no contract."""
     check_vllm("0.32.4")
     check_vllm("0.32.1rc1+cpu")
-
-
-@pytest.mark.parametrize(
-    ("part", "field", "value", "needed"),
-    [
-        ("cache_config", "cache_dtype", "fp8", "a cache in the model's own dtype"),
-        ("parallel_config", "decode_context_parallel_size", 2, "one rank a sequence"),
-        ("attention_config", "use_non_causal", True, "causal attention"),
-        ("attention_config", "backend_per_kind", {"sliding_window": None}, "one backend for all layers"),
-        ("model_config", "is_mm_prefix_lm", True, "a causal prefix"),
-    ],
-)
-def test_what_is_not_carried_to_a_kernel_is_refused(
-    part: str, field: str, value: object, needed: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A plan may not promise what the adapter drops; vLLM on a GPU gets the same as a reason."""
-    monkeypatch.setattr(getattr(config, part), field, value)
-    with pytest.raises(Refused, match=needed):
-        question_of(config, "torch_native")
-    with set_current_vllm_config(config):
-        (reason,) = backend.class_of("TORCH_NATIVE").validate_configuration()
-    assert needed in reason
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({"decode_backend": "x"}, "got decode_backend"),
-        (7, "needs a JSON object, got 7"),
-        ({"attention_backend": "x"}, "needs each request once.*, got attention_backend again"),
-        *(({field: 64}, f"vLLM's own flags, got {field}") for field in ("page_size", "tp_size", "dcp_size")),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "vLLM's own flags, got kv_cache_dtype"),
-        ({"speculative_algorithm": "eagle"}, "vLLM's own flags, got speculative_algorithm"),
-    ],
-    ids=["unknown-field", "no-object", "twice", "page-size", "tp", "dcp", "kv-dtype", "drafts"],
-)
-def test_an_additional_config_that_is_no_request_is_refused(asked: object, said: str, config: VllmConfig) -> None:
-    """What is asked there is read as strictly as a flag."""
-    config.additional_config = {"backstamp": asked}
-    with pytest.raises(BadInput, match=said):
-        question_of(config, "torch_native")
 
 
 def test_the_plan_is_of_vllms_own_config(config: VllmConfig) -> None:

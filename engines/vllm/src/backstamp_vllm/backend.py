@@ -19,6 +19,7 @@ from backstamp.declarations import Offer
 from backstamp.errors import BackstampError
 from backstamp.row_checks import DTYPE_NAMES, serves_dims
 from backstamp_vllm.builder import BackstampMetadataBuilder
+from backstamp_vllm.facts import is_same_dtype
 from backstamp_vllm.impl import BackstampImpl
 from backstamp_vllm.runner import offers_of_name, runner_of
 
@@ -64,7 +65,9 @@ class OfferedBackend(AttentionBackend):
     @classmethod
     def supports_kv_cache_dtype(cls, kv_cache_dtype: str | None) -> bool:
         """Whether the cache is in the model's own dtype; quantised caches are not carried to kernels yet."""
-        return kv_cache_dtype in (None, "auto") and cls._all(lambda offer: "same" in offer.kv_dtypes)
+        dtype = get_current_vllm_config().model_config.dtype
+        same = kv_cache_dtype is None or is_same_dtype(kv_cache_dtype, dtype)
+        return same and cls._all(lambda offer: "same" in offer.kv_dtypes)
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:

@@ -20,16 +20,16 @@ from backstamp.errors import BadInput, NotInstalled, Refused
 from backstamp.launch import Launch, Requests, make_launch
 from backstamp.model import LINEAR_FAMILIES, LayerFacts, ModelFacts, group_layers, model_from_config
 from backstamp.row_checks import DTYPE_NAMES
+from backstamp_vllm.unread import SECTION
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
 
-__all__ = ["TESTED", "Question", "asks_for_linear", "check_vllm", "is_tested", "question_of"]
+__all__ = ["TESTED", "Question", "asks_for_linear", "check_vllm", "is_same_dtype", "is_tested", "question_of"]
 
 #: Versions of vLLM whose attention contract this adapter was run against.
 TESTED: Final = ">=0.32,<0.33"
-#: Where `--additional-config` holds what is asked of Backstamp: some fields of `backstamp.Requests`.
-SECTION: Final = "backstamp"
 #: Attention that vLLM hands to a layer of another kind than `Attention`.
 _ELSEWHERE: Final[frozenset[Family]] = frozenset({"mla", "sparse_mla", "csa"})
 #: What a linear key is asked through; vLLM keeps the recurrent layers of a launch without one.
@@ -88,6 +88,11 @@ def asks_for_linear(config: VllmConfig) -> bool:
         BadInput: as `question_of`.
     """
     return any(name.startswith(_LINEAR) and value is not None for name, value in _section(config).items())
+
+
+def is_same_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> bool:
+    """Whether a cache of vLLM's name for its dtype holds keys as a model of this dtype makes them."""
+    return kv_cache_dtype == "auto" or kv_cache_dtype == str(dtype).removeprefix("torch.")
 
 
 def _launch(config: VllmConfig, key: str | None, page_size: int | None) -> Launch:
@@ -160,6 +165,7 @@ def _check_reach(config: VllmConfig, model: ModelFacts) -> None:
     mixed = len({group.facts.attn_type for group in model.groups} - {"decoder"}) > 0
     cache = config.cache_config
     kv_dtype = cache.cache_dtype
+    same = is_same_dtype(kv_dtype, config.model_config.dtype)
     for needed, found, wrong in (
         ("attention layers", "a model without any", not families),
         ("layers of vLLM's Attention", f"layers of family {', '.join(families)}", bool(_ELSEWHERE & set(families))),
@@ -168,7 +174,7 @@ def _check_reach(config: VllmConfig, model: ModelFacts) -> None:
         ("states at the ends of chunks", "mamba_cache_mode all", bool(linear) and cache.mamba_cache_mode == "all"),
         ("decoder layers", "encoder or cross-attention layers", mixed),
         ("a launch without speculation", "a speculative config", config.speculative_config is not None),
-        ("a cache in the model's own dtype", f"--kv-cache-dtype {kv_dtype}", kv_dtype != "auto"),
+        ("a cache in the model's own dtype", f"--kv-cache-dtype {kv_dtype}", not same),
         ("one rank a sequence", "context parallelism", parallel.decode_context_parallel_size > 1),
         ("one rank a prompt", "context parallelism", parallel.prefill_context_parallel_size > 1),
         ("one backend for all layers", "backend_per_kind", bool(attention.backend_per_kind)),

@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from backstamp.catalogue import Catalogue, build_catalogue
 from backstamp.discovery import discover
 from backstamp.first_party import FIRST_PARTY
+from backstamp_vllm.unread import tell_of_unread
 
 __all__ = [
     "LOG",
@@ -50,6 +51,7 @@ class Asked(NamedTuple):
 
 def offer_names() -> None:
     """Give every key a name, once a process; a name vLLM has itself gets a prefix."""
+    tell_of_unread()
     if _asked or _is_cut_off():
         return
     catalogue = catalogue_here()
@@ -85,8 +87,8 @@ def asked_by(name: str) -> Asked:
 
 
 def is_ours(member: AttentionBackendEnum | None) -> bool:
-    """Whether a backend somebody asked for is one of our names."""
-    return member is not None and member.name in _asked
+    """Whether a backend somebody asked for is one of our names, and no other plugin has taken it since."""
+    return member is not None and member.name in _asked and member.get_path() == _path(member.name)
 
 
 def was_asked(name: str, asked: Asked) -> AttentionBackendEnum:
@@ -134,15 +136,23 @@ def _free(name: str, taken: Mapping[str, object]) -> str:
 
 def _offer(name: str, asked: Asked) -> None:
     _asked[name] = asked
-    register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, f"backstamp_vllm.offered.{name}")
+    register_backend(AttentionBackendEnum.CUSTOM if name == CUSTOM else name, _path(name))
     # an enum member is pickled by its value, which a process that has not loaded this plugin yet cannot look up
     AttentionBackendEnum[name].__reduce_ex__ = partial(_reduce, name, asked)
 
 
+def _path(name: str) -> str:
+    return f"backstamp_vllm.offered.{name}"
+
+
 def _offer_prefill(name: str, asked: Asked) -> None:
     _asked_of_prefill[name] = asked
-    register_mla_prefill_backend(name, f"backstamp_vllm.offered_prefill.{name}")
+    register_mla_prefill_backend(name, _prefill_path(name))
     MLAPrefillBackendEnum[name].__reduce_ex__ = partial(_reduce_prefill, name, asked)
+
+
+def _prefill_path(name: str) -> str:
+    return f"backstamp_vllm.offered_prefill.{name}"
 
 
 def _is_cut_off() -> bool:
@@ -157,11 +167,28 @@ def _is_cut_off() -> bool:
 
 
 def _reduce(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:
-    return was_asked, (name, asked)
+    member = AttentionBackendEnum[name]
+    if is_ours(member):
+        return was_asked, (name, asked)
+    return _taken, (name,)
 
 
 def _reduce_prefill(name: str, asked: Asked, protocol: int) -> tuple[object, ...]:
-    return was_asked_of_prefill, (name, asked)
+    member = MLAPrefillBackendEnum[name]
+    if member.get_path() == _prefill_path(name):
+        return was_asked_of_prefill, (name, asked)
+    return _taken_of_prefill, (name,)
+
+
+def _taken(name: str) -> AttentionBackendEnum:
+    """The member of a name that another plugin took after us: it answers for it here too."""
+    offer_names()
+    return AttentionBackendEnum[name]
+
+
+def _taken_of_prefill(name: str) -> MLAPrefillBackendEnum:
+    offer_names()
+    return MLAPrefillBackendEnum[name]
 
 
 def _answer_for_cpu(member: AttentionBackendEnum) -> None:

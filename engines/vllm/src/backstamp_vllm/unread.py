@@ -1,0 +1,50 @@
+"""What is asked of us beside another's backend: nobody would read it, so vLLM's log says so.
+
+In: the line with which vLLM's engine logs its config when it starts. Out: that line as it is, and a warning where the
+config has our section of `--additional-config` and none of our names. It changes nothing of vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["SECTION", "tell_of_unread"]
+
+#: Where `--additional-config` holds what is asked of Backstamp: some fields of `backstamp.Requests`.
+SECTION: Final = "backstamp"
+#: The logger of that line: a plugin is handed no config of a launch that asks for another backend.
+#: Source: `EngineCore.__init__`, vllm 0.32, vllm/v1/engine/core.py
+_ENGINE: Final = "vllm.v1.engine.core"
+
+
+def tell_of_unread() -> None:
+    """Have the engine of this process say what of its config nobody reads; once more is no more."""
+    logging.getLogger(_ENGINE).addFilter(_told)
+
+
+def _told(record: logging.LogRecord) -> bool:
+    from vllm.config import VllmConfig
+
+    # a record of one mapping has it as its arguments
+    for config in record.args if isinstance(record.args, tuple) else ():
+        if isinstance(config, VllmConfig):
+            _tell(config)
+    return True
+
+
+def _tell(config: VllmConfig) -> None:
+    from backstamp_vllm.names import LOG, is_ours
+
+    asked, backend = config.additional_config, config.attention_config.backend
+    if isinstance(asked, Mapping) and SECTION in asked and not is_ours(backend):
+        LOG.warning(
+            "Backstamp is asked for %r in --additional-config and runs nothing of it: needs one of its names in "
+            "--attention-backend (custom takes a pair), got %s",
+            asked[SECTION],
+            "none" if backend is None else backend.name,
+        )
