@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engines.vllm.tests.models import write_models
 from engines.vllm.tests.serving import Served, serve
 from tests.documents import install_documented_plugin
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(models: dict[str, Path]) -> Path:
     """A checkpoint that would load."""
-    return write_models(tmp_path_factory.mktemp("models"))["full"]
+    return models["full"]
 
 
 def assert_refused(served: Served, *said: str) -> None:

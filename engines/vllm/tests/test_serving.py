@@ -6,19 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.vllm.tests.models import write_models
 from engines.vllm.tests.serve_once import CHUNK, NUM_PROMPTS, prompts
 from engines.vllm.tests.serving import Served, serve
 from tests.documents import install_documented_plugin
 from tests.third_party.installing import install_third_parties
 
 PAIR = {"prefill_attention_backend": "flex_attention", "decode_attention_backend": "torch_native"}
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The checkpoints, written once."""
-    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +48,13 @@ def test_another_backend_is_left_alone(own: dict[str, Served]) -> None:
             "decode_first": None,
             "overridden": [],
             "replaced": [],
-            "modules": ["backstamp_vllm.names"],
+            "modules": ["backstamp_vllm.names", "backstamp_vllm.unread"],
         }
         assert served.stamps == {}
         assert "Backstamp plan" not in served.log
 
 
-@pytest.mark.parametrize("model", ["full", "window"])
+@pytest.mark.parametrize("model", ["full", "window", "sinks", "softcap"])
 def test_a_key_serves_what_vllm_serves(
     model: str, models: dict[str, Path], own: dict[str, Served], tmp_path: Path
 ) -> None:

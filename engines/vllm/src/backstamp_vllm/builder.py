@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
@@ -20,6 +19,7 @@ from backstamp_vllm.runner import Halves, halves_of
 from backstamp_vllm.step import StepMetadata, batch_of, plan_parts
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import AttentionSpec
 
@@ -39,7 +39,7 @@ class BackstampMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
             if isinstance(layer.impl, BackstampImpl)
         }
         runner = layers[layer_names[0]].impl.runner
-        specs = {name: _spec_of(name, layer, device) for name, layer in layers.items()}
+        specs = {name: _spec_of(name, layer) for name, layer in layers.items()}
         backends = runner.build(tuple(specs.values()), kv_cache_spec.block_size, str(device))
         self._page_size = kv_cache_spec.block_size
         self._parts: list[Halves] = []
@@ -64,7 +64,7 @@ class BackstampMetadataBuilder(AttentionMetadataBuilder[StepMetadata]):
         return StepMetadata([plan_parts(halves, batch) for halves in self._parts])
 
 
-def _spec_of(name: str, layer: Attention, device: torch.device) -> LayerSpec:
+def _spec_of(name: str, layer: Attention) -> LayerSpec:
     """A layer as a kernel needs to know it, from vLLM's own numbers: those of this rank."""
     impl, target = layer.impl, layer.kv_sharing_target_layer_name
     return LayerSpec(
@@ -78,6 +78,5 @@ def _spec_of(name: str, layer: Attention, device: torch.device) -> LayerSpec:
         window_left=-1 if impl.sliding_window is None else impl.sliding_window - 1,
         softcap=impl.logits_soft_cap,
         sinks=impl.sinks,
-        alibi=None if impl.alibi_slopes is None else impl.alibi_slopes.to(device),
         shares_kv_of=None if target is None else extract_layer_index(target),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from vllm.config import get_current_vllm_config
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 from vllm.v1.attention.backend import AttentionImpl, AttentionLayer, AttentionType
@@ -49,13 +48,14 @@ class BackstampImpl(AttentionImpl[StepMetadata]):
         """Resolve the model's plan, once for all its layers: a refusal comes before any weight is read.
 
         Raises:
-            BackstampError: as `runner_of`. Refused: a layer that is no decoder.
+            BackstampError: as `runner_of`. Refused: a layer that its model's config does not tell of.
         """
         if attn_type != AttentionType.DECODER:
             raise Refused("backstamp-vllm", needed="decoder layers", found=str(attn_type))
+        if alibi_slopes is not None:
+            raise Refused("backstamp-vllm", needed="layers without slopes", found="alibi slopes")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
         self.sliding_window, self.logits_soft_cap, self.sinks = sliding_window, logits_soft_cap or 0.0, sinks
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
@@ -99,8 +99,9 @@ class BackstampImpl(AttentionImpl[StepMetadata]):
             return
         from vllm import _custom_ops as ops
 
+        # the model's own dtype, by whichever name it was asked for
         scales = (layer._k_scale, layer._v_scale)
-        ops.reshape_and_cache_flash(key, value, kv.k, kv.v, slot_mapping, self.kv_cache_dtype, *scales)
+        ops.reshape_and_cache_flash(key, value, kv.k, kv.v, slot_mapping, "auto", *scales)
 
     def _views(self, kv_cache: Tensor) -> PagedKV:
         """vLLM's `[P, Hk, page, Dk + Dv]` as the contract's `[P, page, Hk, D]`, made once for each cache bound."""
