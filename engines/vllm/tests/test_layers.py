@@ -102,6 +102,8 @@ def test_a_name_stands_for_the_rows_of_its_plan(config: VllmConfig) -> None:
     assert {offer.kernel for offer in here} == {"torch_native"}
     assert {"torch_native", "flex_attention"} <= {offer.kernel for offer in offers_of_name("CUSTOM")}
     assert offers_of_name("FA3") == ()
+    # its rows for GPUs are no answer here
+    assert {offer.device for offer in offers_of_name("BACKSTAMP_FLEX_ATTENTION")} == {"cpu"}
     runner = runner_of(config)
     assert offers_of_name("TORCH_NATIVE") == runner.offers
     assert len(runner.offers) < len(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from vllm.v1.attention.backends.mla.triton_mla import TritonMLAImpl
 
 from backstamp.declarations import Offer
 from backstamp.errors import NotInstalled, Refused
-from backstamp_vllm import mla_prefill
+from backstamp.model import LayerFacts, ModelFacts, model_from_config
+from backstamp_vllm import mla_prefill, mla_runner
 from backstamp_vllm.mla_prefill import class_of
 from backstamp_vllm.mla_runner import prefill_runner_of
 from backstamp_vllm.names import catalogue_here, offer_names
 from engines.vllm.tests.models import prefill_config
 from engines.vllm.tests.test_offered import ROW
+from tests.models import config as config_of
 
 
 def test_every_key_is_a_name_of_mla_prefill_too() -> None:
@@ -135,6 +138,47 @@ def test_a_model_without_mla_is_refused(models: dict[str, Path]) -> None:
     config = prefill_config(models["full"], "torch_native")
     with pytest.raises(Refused, match="needs MLA layers, all alike, got layers of family mha"):
         prefill_runner_of(config)
+
+
+KIMI = model_from_config(config_of("kda"), "kimi", "fp32")
+
+
+def changed(layers: Iterable[tuple[LayerFacts, ...]]) -> ModelFacts:
+    """Kimi Linear with other layers."""
+    return replace(KIMI, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (KIMI, None),
+        (changed(mixers for mixers in KIMI.layers if mixers[0].family == "kda"), "got 0 kinds of MLA layers"),
+        (
+            changed(
+                (replace(mixers[0], num_qo_heads=mixers[0].num_qo_heads + at),) for at, mixers in enumerate(KIMI.layers)
+            ),
+            "got 7 kinds of MLA layers",
+        ),
+        (
+            changed(
+                (replace(mixers[0], family="sparse_mla") if at % 4 == 0 else mixers[0],)
+                for at, mixers in enumerate(KIMI.layers)
+            ),
+            "got layers of family sparse_mla",
+        ),
+    ],
+    ids=["beside-kda", "none", "unlike", "beside-sparse"],
+)
+def test_one_plan_is_for_mla_layers_that_are_alike(
+    model: ModelFacts, said: str | None, latent_config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM asks one backend for all of them; recurrences beside them are vLLM's."""
+    monkeypatch.setattr(mla_runner, "model_from_config", lambda *asked: model)
+    if said is None:
+        assert len(prefill_runner_of(latent_config).plan.phase("prefill").groups[0].layers) == 7
+        return
+    with pytest.raises(Refused, match=f"needs MLA layers, all alike, {said}"):
+        prefill_runner_of(latent_config)
 
 
 def test_a_row_without_lse_serves_whole_prompts_alone(latent_config: VllmConfig) -> None:

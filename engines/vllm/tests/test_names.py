@@ -152,6 +152,7 @@ def test_a_request_that_nobody_reads_is_told(
     engine = logging.getLogger("vllm.v1.engine.core")
     engine.info("Initializing a V1 LLM engine (v%s) with config: %s", vllm.__version__, config)
     engine.info("%(no)s config", {"no": "another"})
+    engine.info("no config")
     found = [record.getMessage() for record in log.records if record.name == "vllm.backstamp"]
     assert len(found) == bool(said)
     for text in found:

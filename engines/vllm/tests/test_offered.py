@@ -121,6 +121,36 @@ def test_the_plan_is_of_vllms_own_config(config: VllmConfig) -> None:
         assert runner.plan.dtype == "fp32"
 
 
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({}, []),
+        ({"has_sliding_window": True, "has_sink": True}, []),
+        ({"use_mla": True}, ["MLA not supported"]),
+        ({"dtype": torch.float64}, ["dtype not supported"]),
+        ({"use_adaptive_verification": True}, ["device-cpu query lens mismatch not supported"]),
+    ],
+    ids=["served", "window-and-sinks", "mla", "dtype", "lengths-of-the-device-alone"],
+)
+def test_where_there_is_a_plan_vllms_own_questions_are_answered(
+    changes: dict[str, object], reasons: list[str], config: VllmConfig
+) -> None:
+    """vLLM on a GPU asks for every reason against a name."""
+    asked = {
+        "head_size": 32,
+        "dtype": torch.float32,
+        "kv_cache_dtype": "auto",
+        "block_size": 16,
+        "attn_type": "decoder",
+        "device_capability": None,
+        **dict.fromkeys(("use_mla", "has_sink", "use_sparse", "use_mm_prefix", "use_per_head_quant_scales"), False),
+    }
+    offer_names()
+    with set_current_vllm_config(config):
+        found = backend.class_of("TORCH_NATIVE").validate_configuration(**{**asked, **changes})
+    assert [reason.partition(",")[0] for reason in found] == reasons
+
+
 def test_a_key_nobody_has_is_not_blamed_on_a_named_one(config: VllmConfig) -> None:
     """The plugin of the name is here; the other half asks for what no plugin has."""
     config.additional_config = {"backstamp": {"decode_attention_backend": "no_such_kernel"}}

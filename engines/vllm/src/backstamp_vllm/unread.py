@@ -30,8 +30,7 @@ def tell_of_unread() -> None:
 def _told(record: logging.LogRecord) -> bool:
     from vllm.config import VllmConfig
 
-    # a record of one mapping has it as its arguments
-    for config in record.args if isinstance(record.args, tuple) else ():
+    for config in record.args or ():
         if isinstance(config, VllmConfig):
             _tell(config)
     return True
