@@ -158,3 +158,16 @@ def test_a_request_that_nobody_reads_is_told(
     for text in found:
         assert "Backstamp is asked for {'decode_attention_backend': 'torch_native'} in --additional-config" in text
         assert text.endswith(said)
+
+
+def test_of_an_untested_vllms_config_nothing_more_is_read(
+    config: VllmConfig, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts with its own backend, wherever it holds its choice."""
+    offer_names()
+    config.additional_config = ASKED
+    monkeypatch.setattr(vllm, "__version__", "0.40.0")
+    monkeypatch.delattr(config, "attention_config")
+    record = logging.LogRecord("vllm.v1.engine.core", logging.INFO, "", 0, "%s", (config,), None)
+    assert logging.getLogger("vllm.v1.engine.core").filter(record)
+    assert "Backstamp is asked" not in log.text

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+import vllm
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -37,10 +39,15 @@ def _told(record: logging.LogRecord) -> bool:
 
 
 def _tell(config: VllmConfig) -> None:
+    asked = config.additional_config
+    if not isinstance(asked, Mapping) or SECTION not in asked:
+        return
+    from backstamp_vllm.facts import is_tested
     from backstamp_vllm.names import LOG, is_ours
 
-    asked, backend = config.additional_config, config.attention_config.backend
-    if isinstance(asked, Mapping) and SECTION in asked and not is_ours(backend):
+    # another vLLM may hold its choice elsewhere, and starts without us
+    if is_tested(vllm.__version__) and not is_ours(config.attention_config.backend):
+        backend = config.attention_config.backend
         LOG.warning(
             "Backstamp is asked for %r in --additional-config and runs nothing of it: needs one of its names in "
             "--attention-backend (custom takes a pair), got %s",
