@@ -2,7 +2,7 @@
 `--attention-backend`, and `mla_prefill_backend` of `--attention-config`.
 
 In: vLLM's call of its `vllm.general_plugins` entry point, or the arrival of a config that asks for one of our names in
-another process. Out: names in those registries. It resolves nothing, imports no kernel, and
+another process. Out: names in those registries, and a listener (`unread`). It resolves nothing, imports no kernel, and
 overrides a backend of vLLM's own only where the operator asked for Backstamp and the platform cannot answer otherwise.
 """
 
