@@ -142,12 +142,15 @@ CHOSEN = torch.zeros(5, 4, dtype=torch.int32)
         CHOSEN[..., None],
         shaped(CHOSEN, dtype=torch.int64),
         shaped(CHOSEN, device="meta"),
+        CHOSEN.T.contiguous().T,
         None,
     ],
-    ids=lambda wrong: "None" if wrong is None else f"{tuple(wrong.shape)} {wrong.dtype} {wrong.device}",
+    ids=lambda wrong: (
+        "None" if wrong is None else f"{tuple(wrong.shape)} {wrong.stride()} {wrong.dtype} {wrong.device}"
+    ),
 )
 def test_chosen_keys_are_compared_in_every_call(wrong: torch.Tensor | None, whole: list[int]) -> None:
-    """A right choice of another step is let through, another shape, dtype, device or none is refused."""
+    """A right choice of another step is let through, another shape, dtype, stride, device or none is refused."""
     checks = CallChecks(request_for(replace(LATENT, family="sparse_mla"), (LATENT_LAYER,)))
     kv = replace(STEP.kv, k=torch.zeros(4, 16, 1, 48), v=None)
     given = {"q": torch.zeros(5, 4, 48), "kv": kv, "layer": LATENT_LAYER, "out": torch.zeros(5, 4, 16), "lse": None}

@@ -198,4 +198,6 @@ def _selection_faults(request: BuildRequest, indices: Tensor | None, batch: Batc
         yield "indices", "None: the row reads every key", str(list(indices.shape))
     elif indices.dim() != 2 or indices.shape[0] != batch.num_tokens or str(indices.dtype) != "torch.int32":
         yield "indices", f"[{batch.num_tokens}, topk] torch.int32", f"{list(indices.shape)} {indices.dtype}"
+    elif indices.stride(1) != 1 and indices.shape[1] > 1:
+        yield "indices", "a last stride of 1", str(indices.stride(1))
     yield from device_fault(request, "indices", indices)

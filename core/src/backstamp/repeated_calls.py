@@ -91,6 +91,7 @@ class CallChecks:
                     and indices.dtype is chosen
                     and indices.dim() == 2
                     and indices.shape[0] == tokens
+                    and indices.stride()[1] == 1
                     and indices.device == device
                 )
             ):
