@@ -1,6 +1,6 @@
 """Small seeded models with real weights: a model whose weights are near zero answers the same whatever attention does.
 
-In: a folder. Out: checkpoints that SGLang loads like any other.
+In: a folder. Out: checkpoints that SGLang loads like any other, and what Transformers answers from one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -19,7 +24,7 @@ from transformers import (
 )
 from transformers import Qwen3ForCausalLM as Qwen3
 
-__all__ = ["VOCAB", "WINDOW", "write_hybrid", "write_models"]
+__all__ = ["VOCAB", "WINDOW", "reference", "write_hybrid", "write_models", "write_sinks", "write_softcap"]
 
 VOCAB = 256
 #: Shorter than every prompt but a few.
@@ -75,6 +80,61 @@ def write_hybrid(folder: Path) -> Path:
         **_SHAPE,
     )
     return _write(Qwen3NextForCausalLM, hybrid, folder / "hybrid")
+
+
+def write_softcap(folder: Path) -> Path:
+    """Write a model whose logits are capped far below what they reach, in windows and without."""
+    capped = Gemma2Config(
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=32,
+        attn_logit_softcapping=2.0,
+        # SGLang's word for the activation, and none of its caps after the last layer
+        hidden_act="gelu_pytorch_tanh",
+        final_logit_softcapping=None,
+        **_SHAPE,
+    )
+    return _write(Gemma2ForCausalLM, capped, folder / "softcap", _EMBEDDED)
+
+
+def write_sinks(folder: Path) -> Path:
+    """Write a model with a sink a head, in windows and without; SGLang keeps sinks in bfloat16."""
+    config = GptOssConfig(
+        num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        **{**_SHAPE, "intermediate_size": 128},
+    )
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).float()
+    for layer in model.model.layers:
+        sinks = layer.self_attn.sinks
+        sinks.data = (2 + torch.randn_like(sinks)).bfloat16().float()
+    model.save_pretrained(folder / "sinks")
+    return folder / "sinks"
+
+
+def reference(model: Path, asked: list[list[int]]) -> list[tuple[int, ...]]:
+    """Transformers' greedy tokens, one prompt at a time."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
+    answers = []
+    for tokens in asked:
+        prompt = torch.tensor([tokens])
+        answer = loaded.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=12,
+            min_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        answers.append(tuple(answer[0, len(tokens) :].tolist()))
+    return answers
 
 
 def _write(kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path, embedded: float = 1.0) -> Path:

@@ -48,6 +48,7 @@ def _probe(self: object, path: str) -> None:
         "backends": [f"{type(half).__module__}.{type(half).__name__}" for half in halves],
         "hooked": sorted(HookRegistry._patched),
         "page_size": runner.page_size,
+        "pool": type(runner.token_to_kv_pool).__name__,
         # an editable plugin's declarations are read from its plugin.py
         "modules": sorted(
             name

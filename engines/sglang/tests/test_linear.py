@@ -9,10 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen3NextForCausalLM
 
-from engines.sglang.tests.models import VOCAB, write_hybrid
+from engines.sglang.tests.models import VOCAB, reference, write_hybrid
 from engines.sglang.tests.serve_once import CHUNK, prompts
 from engines.sglang.tests.serving import serve
 
@@ -39,28 +37,11 @@ def test_linear_kernels_serve_what_transformers_does(model: Path, tmp_path: Path
         linear_attn_backend="backstamp_torch_native",
         page_size=1,
     )
-    assert list(served.tokens) == wanted(model, asked), served.log[-4000:]
+    assert list(served.tokens) == reference(model, asked), served.log[-4000:]
     assert served.linear is not None
     assert {phase: stamp["kernel"] for phase, stamp in served.linear.items()} == {
         "prefill": "torch_native",
         "decode": "torch_native",
     }
+    assert "; linear prefill torch_native (backstamp-cpu 0.1.0, operator)" in served.log
     assert "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.__init__" in (served.touched or {})["hooked"]
-
-
-def wanted(model: Path, asked: list[list[int]]) -> list[tuple[int, ...]]:
-    """Transformers' greedy tokens, one prompt at a time."""
-    loaded = Qwen3NextForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    answers = []
-    for tokens in asked:
-        prompt = torch.tensor([tokens])
-        answer = loaded.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=12,
-            min_new_tokens=12,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        answers.append(tuple(answer[0, len(tokens) :].tolist()))
-    return answers

@@ -38,6 +38,12 @@ def test_a_kernel_of_a_plugin_that_is_not_installed_is_refused(model: Path, tmp_
     assert_refused(served, "NotInstalled", "backstamp-fa3")
 
 
+def test_a_mistyped_name_is_refused(model: Path, tmp_path: Path) -> None:
+    """SGLang's `Engine` checks no names: the ones that start as ours do are checked here."""
+    served = serve(tmp_path, model, attention_backend="backstamp_torch_nativ")
+    assert_refused(served, "UnknownKey", "Did you mean 'torch_native'?")
+
+
 def test_half_a_pair_beside_sglangs_own_is_refused(model: Path, tmp_path: Path) -> None:
     """A plan is of both halves."""
     served = serve(tmp_path, model, attention_backend="torch_native", decode_attention_backend="backstamp_torch_native")
@@ -48,7 +54,7 @@ def test_a_scheduler_that_lacks_the_plugin_is_refused(model: Path, tmp_path: Pat
     """The process that was asked has the plugin, the ones it spawns do not: the plugin is named."""
     site = install_documented_plugin(tmp_path / "site-packages", lambda text: text)
     served = serve(tmp_path, model, parent_only=site, attention_backend="acme_attention")
-    said = "attention backend 'acme_attention' in this process of SGLang"
+    said = "in a process that SGLang spawned: needs acme-attention, which the launched process plans with"
     assert_refused(served, "Scheduler hit an exception", said, "Install acme-attention wherever")
 
 

@@ -61,6 +61,7 @@ def test_another_backend_is_left_alone(own: dict[str, Served]) -> None:
             "backends": ["sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"],
             "hooked": [],
             "page_size": 1,
+            "pool": "MHATokenToKVPool",
             "modules": ["backstamp_sglang.names"],
         }
         assert served.stamps == {}

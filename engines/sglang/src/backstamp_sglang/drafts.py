@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 from backstamp.attention import AttentionBackend as ContractBackend
 from backstamp.attention import Batch, DraftContainer
 from backstamp.declarations import Phase
-from backstamp.errors import Refused
 from backstamp.stamp import read_stamp
 from backstamp_sglang.backend import BackstampAttnBackend, Part, Planned
 from backstamp_sglang.step import Chains, draft_batch
@@ -66,11 +65,8 @@ class DraftLoop:
         """Build a step's backend for each step.
 
         Raises:
-            BackstampError: as the backend's own construction. Refused: chains side by side in pages.
+            BackstampError: as the backend's own construction.
         """
-        if chains.topk > 1 and model_runner.page_size > 1:
-            needed, found = "pages of one token for chains side by side", f"pages of {model_runner.page_size}"
-            raise Refused("backstamp-sglang", needed=needed, found=found, fix="Set --page-size 1")
         self._chains = chains
         self.attn_backends = [DraftStep(model_runner, step) for step in range(chains.num_steps - 1)]
 

@@ -7,7 +7,7 @@ configs only: no weights, no device.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import sglang
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
@@ -17,8 +17,8 @@ from backstamp.engine import EngineFacts
 from backstamp.launch import Launch, Requests, make_launch
 from backstamp.model import LINEAR_FAMILIES, ModelFacts, group_layers, model_from_config
 from backstamp.row_checks import DTYPE_NAMES
-from backstamp_sglang.asked import linear_names
-from backstamp_sglang.names import asked_by, is_ours, linear_key
+from backstamp_sglang.asked import linear_names, topk_of
+from backstamp_sglang.names import is_ours, key_of
 from backstamp_sglang.reach import check_reach
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 __all__ = ["Question", "question_of"]
+
+#: What SGLang stores sinks in, whatever the checkpoint's dtype. Source: `sinks_dtype` in its models, 0.5.23.
+_SINKS: Final = "bf16"
 
 
 class Question(NamedTuple):
@@ -46,21 +49,25 @@ def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "targ
     view = resolved_view(server_args)
     model = _model(config, keep_linear=role == "target" and bool(linear_names(view)))
     check_reach(view, config, model, role)
-    return Question(_launch(view, role), _engine(view), model)
+    return Question(_launch(view, role, topk_of(server_args)), _engine(view), model)
 
 
-def _launch(view: ResolvedView, role: Role) -> Launch:
-    prefill, decode = (asked_by(name).key if is_ours(name) else None for name in attention_backends_of(view))
+def _launch(view: ResolvedView, role: Role, topk: int | None) -> Launch:
+    prefill, decode = (key_of(name) if is_ours(name) else None for name in attention_backends_of(view))
     draft, same = view.speculative_draft_attention_backend, prefill == decode
-    linear = [linear_key(name) for name in linear_names(view)] if role == "target" else []
+    linear = [key_of(name) for name in linear_names(view)] if role == "target" else []
+    linear_prefill, linear_decode = linear or (None, None)
+    whole = linear_prefill == linear_decode
     asked = Requests(
         attention_backend=prefill if same else None,
         prefill_attention_backend=None if same else prefill,
         decode_attention_backend=None if same else decode,
-        draft_attention_backend=asked_by(draft).key if is_ours(draft) else None,
-        linear_attn_prefill_backend=linear[0] if linear else None,
-        linear_attn_decode_backend=linear[1] if linear else None,
-        page_size=view.page_size,
+        draft_attention_backend=key_of(draft) if is_ours(draft) else None,
+        linear_attn_backend=linear_prefill if whole else None,
+        linear_attn_prefill_backend=None if whole else linear_prefill,
+        linear_attn_decode_backend=None if whole else linear_decode,
+        # drafts side by side have pages of one token: SGLang takes no others beside names it does not know
+        page_size=view.page_size or (1 if topk is not None and topk > 1 else None),
         chunked_prefill_size=view.chunked_prefill_size,
         tp_size=view.tp_size // view.attn_dp_size,
         deterministic=view.enable_deterministic_inference or None,
@@ -68,7 +75,7 @@ def _launch(view: ResolvedView, role: Role) -> Launch:
         # prefill is SGLang's default, which nobody need have asked for
         speculative_attention_mode="decode" if view.speculative_attention_mode == "decode" else None,
         speculative_num_steps=view.speculative_num_steps,
-        speculative_topk=view.speculative_eagle_topk,
+        speculative_topk=topk,
     )
     return make_launch(asked, role=role)
 
@@ -91,5 +98,6 @@ def _model(config: ModelConfig, keep_linear: bool) -> ModelFacts:
     dtype = DTYPE_NAMES.get(str(config.dtype), str(config.dtype))
     facts = model_from_config(config.hf_config.to_dict(), f"model config {config.model_path}", dtype)
     left = frozenset() if keep_linear else LINEAR_FAMILIES
-    layers = tuple(tuple(mixer for mixer in mixers if mixer.family not in left) for mixers in facts.layers)
+    kept = [[mixer for mixer in mixers if mixer.family not in left] for mixers in facts.layers]
+    layers = tuple(tuple(replace(mixer, sinks=mixer.sinks and _SINKS) for mixer in mixers) for mixers in kept)
     return replace(facts, layers=layers, groups=group_layers(layers), unread=())

@@ -6,14 +6,16 @@ among SGLang's own settings; and a marker for the processes SGLang spawns. It bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolved_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
+from backstamp.plan import Plan
 from backstamp_sglang.asked import is_asked, linear_names, names_in
-from backstamp_sglang.names import LOG, marker_of
+from backstamp_sglang.names import LOG, Marker
 from backstamp_sglang.runner import resolve_for
 
 if TYPE_CHECKING:
@@ -45,7 +47,12 @@ def settle_launch(server_args: ServerArgs) -> None:
             graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
         declare_resolution(server_args, _SOURCE, cuda_graph_config=graphs)
     # pickled with the arguments; a leading underscore is SGLang's own mark for what is no setting
-    server_args._backstamp = marker_of(names_in(view), bool(linear_names(view)))
+    server_args._backstamp = Marker(names_in(view), bool(linear_names(view)), _plugins_of(plans))
+
+
+def _plugins_of(plans: Sequence[Plan]) -> tuple[str, ...]:
+    phases = [phase for plan in plans for phase in (*plan.running, *plan.running_linear)]
+    return tuple(sorted({group.plugin.distribution for phase in phases for group in phase.groups}))
 
 
 def _draft_config(server_args: ServerArgs) -> ModelConfig:

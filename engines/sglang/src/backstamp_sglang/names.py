@@ -8,12 +8,13 @@ hooked in a process that was not asked for Backstamp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from logging import getLogger
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from backstamp.catalogue import Catalogue, build_catalogue
+from backstamp.declarations import Slot
 from backstamp.discovery import discover
 from backstamp.first_party import FIRST_PARTY
 
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BEST",
     "LOG",
-    "Asked",
     "Marker",
-    "asked_by",
     "catalogue_here",
     "is_ours",
     "is_ours_linear",
-    "linear_key",
-    "marker_of",
+    "key_of",
+    "keys_of",
     "offer_names",
+    "plugins_sent",
 ]
 
 LOG: Final = getLogger("backstamp.sglang")
@@ -42,52 +42,53 @@ BEST: Final = "backstamp"
 _PREFIX: Final = "backstamp_"
 
 
-class Asked(NamedTuple):
-    """What one of our names stands for: a key of the catalogue (None: the best by rank) and the distribution that has
-    it in the process that named it."""
+class Marker(NamedTuple):
+    """What the launched process was asked for; it travels with the server arguments to the processes it spawns.
 
-    key: str | None
-    owner: str
+    `names` are ours, `linear` says that linear kernels are asked for, `plugins` are the distributions of its plans.
+    """
 
-
-class Marker:
-    """What the launched process was asked for; it travels with the server arguments to the processes it spawns."""
-
-    def __init__(self, names: Mapping[str, Asked], linear: bool) -> None:
-        self.names, self.linear = dict(names), linear
+    names: tuple[str, ...]
+    linear: bool
+    plugins: tuple[str, ...]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _was_asked, (self.names, self.linear)
+        return _arrive, tuple(self)
+
+    def __deepcopy__(self, memo: object) -> Marker:
+        # a copy in the launched process has not arrived anywhere
+        return self
 
 
 def offer_names() -> None:
-    """Give every key a name, once a process; a name SGLang has itself gets a prefix."""
-    if _asked:
+    """Give every key a name, once a process; where SGLang has no such name itself, the bare key is one too."""
+    if _names:
         return
     from sglang.srt.arg_groups import choices
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
-    catalogue = catalogue_here()
-    # a key whose plugin failed or is not installed has a name too: whoever asks for it is told why
-    failed = [name for failure in catalogue.failures for name in failure.names]
-    for key in sorted({*catalogue.keys("attention"), *failed, *FIRST_PARTY}):
-        # `distribution:key` is told apart by no flag of SGLang's
-        if ":" not in key:
-            owner = catalogue.owner(key, "attention")
-            taken = key in choices.ATTENTION_BACKEND_CHOICES
-            _offer(f"{_PREFIX}{key}" if taken else key, Asked(key, owner.distribution if owner else ""))
-    _offer(BEST, Asked(None, ""))
-    for key in catalogue.keys("linear"):
-        if ":" not in key:
-            choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES.append(f"{_PREFIX}{key}")
-    choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES.append(BEST)
-    for name, asked in _sent.items():
-        if name not in _asked:
+    for key in keys_of(catalogue_here(), "attention"):
+        _offer(f"{_PREFIX}{key}")
+        if key not in choices.ATTENTION_BACKEND_CHOICES and not key.startswith(BEST):
+            _offer(key)
+    _offer(BEST)
+    linear = [f"{_PREFIX}{key}" for key in keys_of(catalogue_here(), "linear")]
+    choices.add_linear_attn_kernel_backend_choices([BEST, *linear])
+    for name in (name for marker in _sent for name in marker.names):
+        if name not in _names:
             # a key of the other process alone: which plugin is missing here is told with the plan
-            _offer(name, asked)
+            _offer(name)
+    register_resolution_hook("handle_model_specific_adjustments")(_adjust)
     register_resolution_hook("handle_attention_backend_compatibility")(_settle)
     if _sent:
-        _hook_runners(_linear_sent[0])
+        _hook_runners(any(marker.linear for marker in _sent))
+
+
+def keys_of(catalogue: Catalogue, slot: Slot) -> list[str]:
+    """Every key that gets a name; one that no kernel can answer too, so that whoever asks for it is told why."""
+    failed = [name for failure in catalogue.failures for name in failure.names]
+    contested = [key for at, key in catalogue.conflicts if at == slot]
+    return sorted({*catalogue.keys(slot), *failed, *contested, *FIRST_PARTY})
 
 
 @cache
@@ -97,50 +98,48 @@ def catalogue_here() -> Catalogue:
 
 
 def is_ours(name: str | None) -> bool:
-    """Whether a name of `--attention-backend` is one of ours."""
-    return name in _asked
-
-
-def asked_by(name: str) -> Asked:
-    """What one of our names stands for."""
-    return _asked[name]
+    """Whether a name of `--attention-backend` is one of ours, a mistyped one included: the resolver refuses that."""
+    return name in _names or is_ours_linear(name)
 
 
 def is_ours_linear(name: str | None) -> bool:
-    """Whether a name of `--linear-attn-backend` is one of ours."""
+    """Whether a name of `--linear-attn-backend` is one of ours, a mistyped one included."""
     return name is not None and (name == BEST or name.startswith(_PREFIX))
 
 
-def linear_key(name: str) -> str | None:
-    """The key of the linear slot that one of our names stands for; None is the best by rank."""
+def key_of(name: str) -> str | None:
+    """The key of the catalogue that one of our names stands for; None is the best by rank."""
     return None if name == BEST else name.removeprefix(_PREFIX)
 
 
-def marker_of(names: Sequence[str], linear: bool) -> Marker:
-    """What the processes spawned for these names are to be told."""
-    return Marker({name: _asked[name] for name in names}, linear)
+def plugins_sent() -> frozenset[str]:
+    """The distributions that the launched process planned with; none in that process itself."""
+    return frozenset(plugin for marker in _sent for plugin in marker.plugins)
 
 
-_asked: dict[str, Asked] = {}
-#: What the server arguments that reached this process ask for.
-_sent: dict[str, Asked] = {}
-_linear_sent = [False]
+_names: set[str] = set()
+#: What reached this process with server arguments.
+_sent: list[Marker] = []
 
 
-def _was_asked(names: Mapping[str, Asked], linear: bool) -> Marker:
-    """Arrive in a spawned process: before SGLang loads its plugins there, or after."""
-    _sent.update(names)
-    _linear_sent[0] |= linear
-    if _asked:
+def _arrive(names: tuple[str, ...], linear: bool, plugins: tuple[str, ...]) -> Marker:
+    """Come out of a pickle in a spawned process: before SGLang loads its plugins there, or after."""
+    marker = Marker(names, linear, plugins)
+    _sent.append(marker)
+    if _names:
+        from sglang.srt.plugins.hook_registry import HookRegistry
+
         _hook_runners(linear)
-    return Marker(names, linear)
+        # SGLang has applied its hooks before these came
+        HookRegistry.apply_hooks()
+    return marker
 
 
-def _offer(name: str, asked: Asked) -> None:
+def _offer(name: str) -> None:
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
-    _asked[name] = asked
+    _names.add(name)
     register_attention_backend(name)(_create)
     choices.add_attention_backend_choices([name])
     choices.add_draft_attention_backend_choices([name])
@@ -152,6 +151,17 @@ def _create(runner: ModelRunner) -> AttentionBackend:
     from backstamp_sglang import door
 
     return door.create_backend(runner)
+
+
+def _adjust(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+    if not any(map(is_ours, attention_backends_of(resolved_view(server_args)))):
+        previous(server_args)
+        return
+    from backstamp_sglang import admitted
+
+    admitted.adjust(server_args, previous)
 
 
 def _settle(server_args: ServerArgs, previous: Callable[[ServerArgs], None]) -> None:

@@ -49,7 +49,7 @@ def check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts, role
     for limits in (
         _of_attention(view, config, model, role),
         _of_linear(view, model, role),
-        _of_draft(view),
+        _of_draft(view, role),
         _of_cache(view),
     ):
         for limit in limits:
@@ -90,18 +90,21 @@ def _of_linear(view: ResolvedView, model: ModelFacts, role: Role) -> Iterator[_L
     algorithm = view.speculative_algorithm
     yield _Limit("SGLang's own linear verify", verify, is_ours_linear(verify))
     yield _Limit("both linear halves from Backstamp", ", ".join(pair), not all(map(is_ours_linear, pair)))
-    yield _Limit("gated delta nets", f"recurrent layers {recurrent}", recurrent != ["gdn"])
+    yield _Limit("gated delta nets", f"recurrent layers {', '.join(recurrent) or 'none'}", recurrent != ["gdn"])
     yield _Limit("a launch without speculation beside linear kernels", algorithm, algorithm is not None)
     yield _Limit("final states alone", f"--mamba-radix-cache-strategy {tracked}", tracked == "extra_buffer")
 
 
-def _of_draft(view: ResolvedView) -> Iterator[_Limit]:
+def _of_draft(view: ResolvedView, role: Role) -> Iterator[_Limit]:
     algorithm, dtype = view.speculative_algorithm, view.speculative_draft_kv_cache_dtype
     windowed = view.speculative_draft_window_size is not None or view.speculative_draft_sink_size is not None
     yield _Limit(f"a draft of {', '.join(_DRAFTED)}", algorithm, algorithm is not None and algorithm not in _DRAFTED)
     yield _Limit("one draft model, run in a loop", "multi-layer EAGLE", view.enable_multi_layer_eagle)
     yield _Limit("one number of draft steps", "adaptive speculation", view.speculative_adaptive)
     yield _Limit("a draft that sees all its tokens", "a draft window", windowed)
+    # SGLang says so itself where the target is ours too
+    in_pages = role == "draft" and (view.speculative_eagle_topk or 1) > 1 and (view.page_size or 1) > 1
+    yield _Limit("pages of one token for drafts side by side", f"--page-size {view.page_size}", in_pages)
     yield _Limit("one dtype for both caches", f"--speculative-draft-kv-cache-dtype {dtype}", dtype is not None)
 
 

@@ -17,16 +17,16 @@ from backstamp.attention import AttentionBackend, LinearBackend
 from backstamp.compiled import HostCatalogue, compile_for
 from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.declarations import Phase, Role, Slot
-from backstamp.errors import BuiltMismatch, NotInstalled, Refused, UnknownKey
+from backstamp.errors import BuiltMismatch, NotInstalled, Refused
 from backstamp.factory_loading import load_factory
 from backstamp.host import this_host
 from backstamp.plan import Plan
 from backstamp.plan_rows import GroupPlan, PhasePlan
 from backstamp.resolution import resolve_on
 from backstamp.stamp import read_stamp
-from backstamp_sglang.asked import is_asked, names_in
+from backstamp_sglang.asked import is_asked
 from backstamp_sglang.facts import question_of
-from backstamp_sglang.names import LOG, asked_by, catalogue_here
+from backstamp_sglang.names import LOG, catalogue_here, plugins_sent
 
 if TYPE_CHECKING:
     from sglang.srt.configs.model_config import ModelConfig
@@ -48,7 +48,7 @@ class EngineRunner:
 
     def __init__(self, server_args: ServerArgs, config: ModelConfig, role: Role) -> None:
         self.plan = resolve_for(server_args, config, role)
-        linear = self.plan.linear.rows if self.plan.linear is not None else ()
+        linear = self.plan.running_linear
         for slot, group in (*_groups_of("attention", self.plan.running), *_groups_of("linear", linear)):
             row = catalogue_here().row(slot, group)
             if row is not None:
@@ -58,9 +58,10 @@ class EngineRunner:
 
     def tell_plan(self) -> None:
         """Say in SGLang's log what will run and why, once for all layers."""
+        rows = [("", row) for row in self.plan.running] + [("linear ", row) for row in self.plan.running_linear]
         phases = "; ".join(
-            f"{row.phase} {row.kernel} ({row.plugin.distribution} {row.plugin.version}, {row.source})"
-            for row in self.plan.running
+            f"{slot}{row.phase} {row.kernel} ({row.plugin.distribution} {row.plugin.version}, {row.source})"
+            for slot, row in rows
             if row.plugin is not None
         )
         LOG.info("Backstamp plan for the %s, %s: %s", self.plan.role, self.plan.model, phases)
@@ -117,25 +118,27 @@ def resolve_for(server_args: ServerArgs, config: ModelConfig, role: Role = "targ
     """The plan of a model in a launch that asks for one of our names; a draft may inherit from its target's.
 
     Raises:
-        NotInstalled: a key that another process of this launch has and this one lacks. BackstampError: as `resolve`.
+        NotInstalled: a plugin that the launched process planned with is not here. BackstampError: as `resolve`.
     """
+    _check_plugins()
     launch, engine, model = question_of(server_args, config, role)
-    view = resolved_view(server_args)
     target = None
-    if role == "draft" and is_asked(view, "target"):
+    if role == "draft" and is_asked(resolved_view(server_args), "target"):
         target = resolve_for(server_args, model_config_of(server_args))
-    try:
-        return resolve_on(_host_here(), launch, engine, model, role=role, target=target)
-    except UnknownKey as cause:
-        for asked in map(asked_by, names_in(view)):
-            if asked.owner and asked.key is not None and catalogue_here().owner(asked.key, "attention") is None:
-                raise NotInstalled(
-                    f"attention backend {asked.key!r} in this process of SGLang",
-                    needed=f"{asked.owner}, which the process that was asked for it has",
-                    found="an environment without it",
-                    fix=f"Install {asked.owner} wherever SGLang runs schedulers",
-                ) from cause
-        raise
+    return resolve_on(_host_here(), launch, engine, model, role=role, target=target)
+
+
+def _check_plugins() -> None:
+    """Another kernel may not stand in for one whose plugin the launched process has and this one lacks."""
+    here = {found.plugin.distribution for found in catalogue_here().found}
+    failed = {failure.plugin.distribution: failure for failure in catalogue_here().failures}
+    for name in sorted(plugins_sent() - here):
+        raise NotInstalled(
+            "backstamp-sglang, in a process that SGLang spawned",
+            needed=f"{name}, which the launched process plans with",
+            found=f"one that fails to load: {failed[name].cause}" if name in failed else "an environment without it",
+            fix=f"Install {name} wherever SGLang runs schedulers",
+        )
 
 
 def runner_of(runner: ModelRunner) -> EngineRunner:

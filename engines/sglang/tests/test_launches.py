@@ -1,0 +1,97 @@
+"""What the launched process settles: a question for the resolver, pages, graphs, drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of, resolved_view
+
+from backstamp.errors import Refused
+from backstamp_sglang.facts import question_of
+from engines.sglang.tests.launches import KEY, arguments
+
+
+def test_a_launch_is_resolved_once_and_its_pages_are_sglangs(model: Path) -> None:
+    """The plan's page size where nobody asked, the operator's where one did, and a marker for what is spawned."""
+    asked = arguments(model)
+    asked.resolve_once()
+    assert resolved_view(asked).page_size == 16
+    paged = arguments(model, page_size=32)
+    paged.resolve_once()
+    assert resolved_view(paged).page_size == 32
+
+
+@pytest.mark.parametrize("decode", [KEY, "backstamp"], ids=["one", "pair"])
+def test_a_model_of_a_list_of_sglangs_names_starts_beside_ours(decode: str, sinks: Path) -> None:
+    """SGLang asserts names of its own for GPT-OSS; what was asked for is asked for again after that."""
+    server = arguments(sinks, decode_attention_backend=decode)
+    server.resolve_once()
+    assert attention_backends_of(resolved_view(server)) == (KEY, decode)
+    assert server._backstamp.plugins == ("backstamp-cpu",)
+
+
+def test_such_a_list_still_holds_for_sglangs_own_names(sinks: Path) -> None:
+    """Its own backend for a CPU drops sinks: nothing stands in for it."""
+    with pytest.raises(AssertionError, match="GptOssForCausalLM requires one of"):
+        arguments(sinks, attention_backend="torch_native").resolve_once()
+
+
+def test_graphs_are_switched_off_with_a_name_of_ours(model: Path) -> None:
+    """Nothing of ours is captured: a graph over a step would replay the first one's lengths."""
+    asked = arguments(model, device="cuda")
+    asked.resolve_once()
+    graphs = resolved_view(asked).cuda_graph_config
+    assert (graphs.decode.backend, graphs.prefill.backend) == ("disabled", "disabled")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "asked", "pages"),
+    [
+        ("Qwen3ForCausalLM", {"speculative_num_steps": 3, "speculative_eagle_topk": 2}, 1),
+        ("Qwen3ForCausalLM", {"speculative_num_steps": 3, "speculative_eagle_topk": 1}, None),
+        ("Qwen3ForCausalLM", {}, None),
+        # SGLang chooses four side by side for it
+        ("LlamaForCausalLM", {}, 1),
+        ("LlamaForCausalLM", {"page_size": 16}, 16),
+    ],
+    ids=["tree", "chain", "chosen-chain", "chosen-tree", "asked"],
+)
+def test_drafts_side_by_side_have_pages_of_one_token(
+    architecture: str, asked: dict[str, object], pages: int | None, model: Path
+) -> None:
+    """SGLang ends a launch of drafts side by side in longer pages: a kernel's preferred size is not asked for then."""
+    server = arguments(model, speculative_algorithm="EAGLE", speculative_draft_model_path=str(model), **asked)
+    config = model_config_of(server)
+    config.hf_config.architectures = [architecture]
+    launch = question_of(server, config).launch
+    assert launch.page_size == pages
+
+
+def test_linear_names_are_choices_and_their_plan_is_asked_for(hybrid: Path) -> None:
+    """A hybrid model's plan has a linear slot where its linear kernels were asked for, and else none."""
+    for linear, families in ((KEY, {"gdn", "mha"}), ("triton", {"mha"})):
+        server = arguments(hybrid, linear_attn_backend=linear)
+        question = question_of(server, model_config_of(server))
+        assert {group.facts.family for group in question.model.groups} == families
+
+
+def test_a_draft_is_refused_with_the_launch(model: Path) -> None:
+    """Its own key, on the draft's own config: told before anything is spawned."""
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(model)}
+    with pytest.raises(Refused, match="draft decode attention backend 'flex_attention'"):
+        arguments(
+            model,
+            attention_backend="torch_native",
+            speculative_draft_attention_backend="backstamp_flex_attention",
+            **draft,
+        ).resolve_once()
+
+
+def test_a_pair_is_asked_for_half_by_half(model: Path) -> None:
+    """One key twice is a base request; two keys, or none for one half, are split requests."""
+    one = question_of(arguments(model), model_config_of(arguments(model))).launch
+    assert {name: asked.value for name, asked in one.keys.items()} == {"attention_backend": "torch_native"}
+    server = arguments(model, attention_backend="backstamp", decode_attention_backend=KEY)
+    two = question_of(server, model_config_of(server)).launch
+    assert {name: asked.value for name, asked in two.keys.items()} == {"decode_attention_backend": "torch_native"}
