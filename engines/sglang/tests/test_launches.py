@@ -8,6 +8,7 @@ import pytest
 from sglang.srt.arg_groups.overrides import attention_backends_of, model_config_of, resolved_view
 
 from backstamp.errors import Refused
+from backstamp_sglang.asked import is_asked
 from backstamp_sglang.facts import question_of
 from engines.sglang.tests.launches import KEY, arguments
 
@@ -45,6 +46,15 @@ def test_graphs_are_switched_off_with_a_name_of_ours(model: Path) -> None:
     assert (graphs.decode.backend, graphs.prefill.backend) == ("disabled", "disabled")
 
 
+def test_a_drafts_name_without_a_draft_asks_for_nothing(model: Path) -> None:
+    """SGLang reads it nowhere then: no plan, no graph switched off, nothing for the processes it spawns."""
+    asked = {"attention_backend": "triton", "speculative_draft_attention_backend": "backstamp_flex_attention"}
+    server = arguments(model, device="cuda", **asked)
+    server.resolve_once()
+    assert resolved_view(server).cuda_graph_config.decode.backend != "disabled"
+    assert "_backstamp" not in vars(server)
+
+
 @pytest.mark.parametrize(
     ("architecture", "asked", "pages"),
     [
@@ -68,6 +78,14 @@ def test_drafts_side_by_side_have_pages_of_one_token(
     assert launch.page_size == pages
 
 
+def test_prefix_caching_of_final_states_has_pages_of_one_token(hybrid: Path) -> None:
+    """SGLang's cache asserts it when weights are loaded; where it keeps no prefix, the kernel's size is asked for."""
+    for others, pages in (({}, 1), ({"disable_radix_cache": True}, 16)):
+        server = arguments(hybrid, disable_overlap_schedule=True, **others)
+        server.resolve_once()
+        assert resolved_view(server).page_size == pages
+
+
 def test_linear_names_are_choices_and_their_plan_is_asked_for(hybrid: Path) -> None:
     """A hybrid model's plan has a linear slot where its linear kernels were asked for, and else none."""
     for linear, families in ((KEY, {"gdn", "mha"}), ("triton", {"mha"})):
@@ -86,6 +104,28 @@ def test_a_draft_is_refused_with_the_launch(model: Path) -> None:
             speculative_draft_attention_backend="backstamp_flex_attention",
             **draft,
         ).resolve_once()
+
+
+def test_a_draft_has_its_own_name_or_the_targets(model: Path) -> None:
+    """Unset, SGLang's draft runs what its target does; beside a target of SGLang's, its name alone is the request."""
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(model)}
+    inherited = arguments(model, **draft)
+    alone = arguments(model, attention_backend="triton", speculative_draft_attention_backend=KEY, **draft)
+    other = arguments(model, speculative_draft_attention_backend="triton", **draft)
+    for server, asked in ((inherited, (True, True)), (alone, (False, True)), (other, (True, False))):
+        server.resolve_once()
+        assert server._backstamp.names == (KEY,)
+        view = resolved_view(server)
+        assert (is_asked(view, "target"), is_asked(view, "draft")) == asked
+
+
+@pytest.mark.parametrize("part", ["", "prefill_", "decode_", "verify_"])
+def test_linear_kernels_beside_sglangs_attention_are_refused_with_the_launch(part: str, hybrid: Path) -> None:
+    """Whichever of the flags asks, and SGLang's own backend for attention would not."""
+    asked = {"attention_backend": "torch_native", "disable_overlap_schedule": True}
+    server = arguments(hybrid, **asked, **{f"linear_attn_{part}backend": KEY})
+    with pytest.raises(Refused, match="both halves from Backstamp, got torch_native"):
+        server.resolve_once()
 
 
 def test_a_pair_is_asked_for_half_by_half(model: Path) -> None:

@@ -22,7 +22,7 @@ from backstamp.discovery import Failure
 from backstamp.errors import NotInstalled, UnknownKey
 from backstamp.plan_rows import PluginRef
 from backstamp_sglang import names, runner
-from backstamp_sglang.door import check_sglang
+from backstamp_sglang.door import check_sglang, hook_runners
 from backstamp_sglang.names import Marker, catalogue_here, keys_of, offer_names, plugins_sent
 from backstamp_sglang.runner import resolve_for
 from engines.sglang.tests.launches import KEY, arguments
@@ -115,6 +115,8 @@ def test_such_an_sglang_is_refused_where_a_launch_asks(model: Path, monkeypatch:
         arguments(model).resolve_once()
     with pytest.raises(NotInstalled, match=r"got 0\.5\.40"):
         ATTENTION_BACKENDS[KEY](None)
+    with pytest.raises(NotInstalled, match=r"got 0\.5\.40"):
+        hook_runners(linear=False)
     arguments(model, attention_backend="torch_native").resolve_once()
 
 

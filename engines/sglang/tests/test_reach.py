@@ -56,7 +56,10 @@ def test_what_is_not_carried_to_a_kernel_is_refused(asked: dict[str, object], ne
         ),
         ({"speculative_algorithm": "EAGLE"}, "a launch without speculation beside linear kernels"),
         ({"linear_attn_backend": "triton", "linear_attn_verify_backend": KEY}, "SGLang's own linear verify"),
-        ({"mamba_radix_cache_strategy": "extra_buffer"}, "final states alone"),
+        (
+            {"mamba_radix_cache_strategy": "extra_buffer"},
+            "no_buffer --disable-overlap-schedule, got extra",
+        ),
         ({"attention_backend": "torch_native"}, "both halves from Backstamp"),
     ],
     ids=["no-recurrence", "half", "speculation", "verify", "tracked", "attention"],

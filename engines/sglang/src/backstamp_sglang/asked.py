@@ -41,7 +41,7 @@ def linear_names(view: ResolvedView) -> tuple[str, ...]:
 
 def is_asked(view: ResolvedView, role: Role) -> bool:
     """Whether a runner of this role is to run a name of ours."""
-    return any(map(is_ours, names_of(view, role))) or (role == "target" and bool(linear_names(view)))
+    return any(map(is_ours, names_of(view, role))) or bool(linear_names(view))
 
 
 def topk_of(server_args: ServerArgs) -> int | None:

@@ -30,7 +30,7 @@ def check_sglang(version: str) -> None:
     Raises:
         NotInstalled: the version is outside the tested range.
     """
-    if not SpecifierSet(TESTED).contains(version, prereleases=True):
+    if not SpecifierSet(TESTED).contains(version):
         raise NotInstalled(
             "backstamp-sglang",
             needed=f"sglang {TESTED}",

@@ -66,8 +66,7 @@ def _launch(view: ResolvedView, role: Role, topk: int | None) -> Launch:
         linear_attn_backend=linear_prefill if whole else None,
         linear_attn_prefill_backend=None if whole else linear_prefill,
         linear_attn_decode_backend=None if whole else linear_decode,
-        # drafts side by side have pages of one token: SGLang takes no others beside names it does not know
-        page_size=view.page_size or (1 if topk is not None and topk > 1 else None),
+        page_size=view.page_size or _page_size(view, topk),
         chunked_prefill_size=view.chunked_prefill_size,
         tp_size=view.tp_size // view.attn_dp_size,
         deterministic=view.enable_deterministic_inference or None,
@@ -78,6 +77,13 @@ def _launch(view: ResolvedView, role: Role, topk: int | None) -> Launch:
         speculative_topk=topk,
     )
     return make_launch(asked, role=role)
+
+
+def _page_size(view: ResolvedView, topk: int | None) -> int | None:
+    """One token a page where SGLang takes no more, and its own default would have been that; else the kernel's."""
+    side_by_side = topk is not None and topk > 1
+    final_states = view.uses_mamba_radix_cache and view.mamba_radix_cache_strategy == "no_buffer"
+    return 1 if side_by_side or final_states else None
 
 
 def _engine(view: ResolvedView) -> EngineFacts:

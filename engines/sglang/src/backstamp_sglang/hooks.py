@@ -29,22 +29,15 @@ __all__ = ["install"]
 _LOAD: Final = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _DRAFT: Final = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend"
 _LINEAR: Final = "sglang.srt.layers.attention.linear.gdn_backend.GDNAttnBackend.__init__"
-_installed: set[str] = set()
 
 
 def install(linear: bool) -> None:
-    """Hook once a process; SGLang applies hooks when it has loaded all its plugins."""
-    _install(_LOAD, _plan_first, HookType.BEFORE)
-    _install(_DRAFT, _open_to_ours, HookType.AROUND)
+    """Hook the runners; SGLang applies a hook to its target once, when it has loaded all its plugins."""
+    HookRegistry.register(_LOAD, _plan_first, HookType.BEFORE)
+    HookRegistry.register(_DRAFT, _open_to_ours, HookType.AROUND)
     if linear:
         # its module imports kernels that a model without recurrences does not need
-        _install(_LINEAR, _with_ours, HookType.AROUND)
-
-
-def _install(target: str, hook: Callable[..., object], kind: HookType) -> None:
-    if target not in _installed:
-        HookRegistry.register(target, hook, kind)
-        _installed.add(target)
+        HookRegistry.register(_LINEAR, _with_ours, HookType.AROUND)
 
 
 def _plan_first(runner: ModelRunner) -> None:

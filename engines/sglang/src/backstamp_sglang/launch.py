@@ -38,13 +38,15 @@ def settle_launch(server_args: ServerArgs) -> None:
         plans.append(resolve_for(server_args, model_config_of(server_args)))
     if view.speculative_algorithm is not None and is_asked(view, "draft"):
         plans.append(resolve_for(server_args, _draft_config(server_args), "draft"))
-    if view.page_size is None and plans:
-        declare_resolution(server_args, _SOURCE, page_size=plans[0].page_size)
+    if not plans:
+        # a draft's name without a draft: nothing of ours runs
+        return
+    declare_resolution(server_args, _SOURCE, page_size=plans[0].page_size)
     graphs = view.cuda_graph_config
-    if any(getattr(graphs, phase).backend != Backend.DISABLED for phase in (Phase.DECODE, Phase.PREFILL)):
+    for phase in (Phase.DECODE, Phase.PREFILL):
+        graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
+    if graphs != view.cuda_graph_config:
         LOG.warning("CUDA graphs are switched off: Backstamp's steps are not captured in SGLang")
-        for phase in (Phase.DECODE, Phase.PREFILL):
-            graphs = with_phase(graphs, phase, backend=Backend.DISABLED)
         declare_resolution(server_args, _SOURCE, cuda_graph_config=graphs)
     # pickled with the arguments; a leading underscore is SGLang's own mark for what is no setting
     server_args._backstamp = Marker(names_in(view), bool(linear_names(view)), _plugins_of(plans))

@@ -92,7 +92,9 @@ def _of_linear(view: ResolvedView, model: ModelFacts, role: Role) -> Iterator[_L
     yield _Limit("both linear halves from Backstamp", ", ".join(pair), not all(map(is_ours_linear, pair)))
     yield _Limit("gated delta nets", f"recurrent layers {', '.join(recurrent) or 'none'}", recurrent != ["gdn"])
     yield _Limit("a launch without speculation beside linear kernels", algorithm, algorithm is not None)
-    yield _Limit("final states alone", f"--mamba-radix-cache-strategy {tracked}", tracked == "extra_buffer")
+    # SGLang may have chosen it itself, so the flags are said
+    no_states = "no states in between: --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule"
+    yield _Limit(no_states, str(tracked), tracked in ("extra_buffer", "extra_buffer_lazy"))
 
 
 def _of_draft(view: ResolvedView, role: Role) -> Iterator[_Limit]:
