@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, KVCache, MHATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from backstamp.errors import Refused
 from backstamp_sglang.layers import CacheViews, check_pool, spec_of
@@ -68,7 +70,63 @@ def test_a_cache_is_read_through_views(layout: str) -> None:
     assert views.of(0) is kv
 
 
-def test_a_packed_pool_is_refused() -> None:
-    """AITER's vectorised layout has no strided view."""
-    with pytest.raises(Refused, match="plain rows"):
-        check_pool(Pool("vectorized_5d", torch.zeros(1)))
+class Rows(MHATokenToKVPool):
+    """A pool of SGLang's by kind, without its buffers."""
+
+    is_quantized_kv_cache = False
+
+    def __init__(self, layout: str = "nhd", stored: torch.dtype = torch.float32, quantised: bool = False) -> None:
+        self.kv_cache_layout, self.dtype, self.store_dtype = layout, torch.float32, stored
+        self.is_quantized_kv_cache = quantised
+
+
+def pool_of(kind: type[KVCache], **parts: object) -> KVCache:
+    """A pool made of others, without buffers of its own."""
+    pool = kind.__new__(kind)
+    vars(pool).update(parts)
+    return pool
+
+
+PACKED = {
+    "kind": Pool("nhd", torch.zeros(1)),
+    "vectorised": Rows("vectorized_5d"),
+    "quantised": Rows(quantised=True),
+    "stored": Rows(stored=torch.uint8),
+    "window": pool_of(SWAKVPool, full_kv_pool=Rows(), swa_kv_pool=Rows("vectorized_5d")),
+    "full": pool_of(SWAKVPool, full_kv_pool=Rows("vectorized_5d"), swa_kv_pool=Rows()),
+    "hybrid": pool_of(HybridLinearKVPool, full_kv_pool=Rows("vectorized_5d")),
+}
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_a_pool_of_other_bytes_is_refused(packed: str) -> None:
+    """AITER's vectorised layout has no strided view; quantised bytes are no rows of the model's dtype."""
+    with pytest.raises(Refused, match="the cache: needs plain rows of the model's dtype"):
+        check_pool(PACKED[packed])
+
+
+def test_pools_of_plain_rows_are_taken() -> None:
+    """One pool, one with slots of the windows' own, one beside recurrent states."""
+    check_pool(Rows())
+    check_pool(Rows("hnd"))
+    check_pool(pool_of(SWAKVPool, full_kv_pool=Rows(), swa_kv_pool=Rows()))
+    check_pool(pool_of(HybridLinearKVPool, full_kv_pool=Rows()))
+
+
+def test_a_cache_that_moved_is_viewed_anew() -> None:
+    """SGLang may give a layer other buffers, and may have a rest that fills no page."""
+    pool = Pool("nhd", torch.zeros(21, 2, 8))
+    views = CacheViews(pool, 4)
+    first = views.of(0)
+    assert views.of(0) is first
+    pool.k = torch.ones(21, 2, 8)
+    assert views.of(0).k.data_ptr() == pool.k.data_ptr()
+    assert views.of(0).k.shape == (5, 4, 2, 8)
+
+
+def test_logits_of_a_temperature_by_length_are_refused() -> None:
+    """Grok sets it on a layer that is made."""
+    scaled = layer()
+    scaled.xai_temperature_len = 4
+    with pytest.raises(Refused, match="layer 5: needs logits of one temperature"):
+        spec_of(scaled)

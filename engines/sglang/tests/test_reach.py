@@ -132,7 +132,7 @@ def test_an_encoder_beside_a_decoder_is_refused(model: Path) -> None:
 
 
 def test_a_draft_of_ours_side_by_side_in_pages_is_refused(model: Path) -> None:
-    """SGLang says so where the target is ours too; beside a target of its own it would load first."""
+    """Beside a target of its own, SGLang would load first."""
     asked = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 2}
     ours = {"attention_backend": "triton", "speculative_draft_attention_backend": KEY, **asked}
     server = arguments(model, **ours, page_size=16)

@@ -37,16 +37,18 @@ def test_a_step_is_sglangs_own_tensors() -> None:
     assert decode.qo_indptr.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("page_size", [1, 4], ids=["slots", "pages"])
 @pytest.mark.parametrize("form", ["page_table", "csr", "indirect"])
 @pytest.mark.parametrize("windowed", [False, True], ids=["full", "window"])
-def test_every_index_form_names_the_same_pages(form: str, windowed: bool) -> None:
+def test_every_index_form_names_the_same_pages(form: str, windowed: bool, page_size: int) -> None:
     """SGLang stores token slots; a page's id is its first token's slot over the page size, in the layer's own slots."""
     to_window = torch.arange(64).flip(0).view(16, 4).flip(1).flatten() if windowed else None
-    batch = batch_of(forward(), "prefill", Slots(TABLE, 4, to_window), frozenset({form}))
+    batch = batch_of(forward(), "prefill", Slots(TABLE, page_size, to_window), frozenset({form}))
     for row, (source, length) in enumerate(zip([2, 0, 3], [9, 4, 7], strict=True)):
-        firsts = TABLE[source, :length:4].long()
-        wanted = (firsts if to_window is None else to_window[firsts]) // 4
+        firsts = TABLE[source, :length:page_size].long()
+        wanted = (firsts if to_window is None else to_window[firsts]) // page_size
         count, index = len(wanted), batch.index
+        assert index.page_size == page_size
         if form == "page_table":
             found = index.page_table[row, :count]
         elif form == "indirect":
@@ -56,10 +58,11 @@ def test_every_index_form_names_the_same_pages(form: str, windowed: bool) -> Non
         assert found.tolist() == wanted.tolist()
 
 
+@pytest.mark.parametrize("form", ["page_table", "indirect"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "two-chains"])
-def test_a_draft_step_sees_the_prefix_and_its_own_chain(topk: int) -> None:
+def test_a_draft_step_sees_the_prefix_and_its_own_chain(topk: int, form: str) -> None:
     """Three slots a chain behind the prefix: a row skips those of the chains before its own."""
-    step, forms = 1, frozenset({"page_table"})
+    step, forms = 1, frozenset({form})
     lens = torch.tensor([9, 4, 7])
     asked = SimpleNamespace(batch_size=3, seq_lens=lens, seq_lens_cpu=lens, req_pool_indices=torch.tensor([2, 0, 3]))
     batch = draft_batch(asked, step, Chains(topk, 3), Slots(TABLE, 1), forms)
@@ -67,11 +70,14 @@ def test_a_draft_step_sees_the_prefix_and_its_own_chain(topk: int) -> None:
         (source, length, chain) for source, length in zip([2, 0, 3], [9, 4, 7], strict=True) for chain in range(topk)
     ]
     assert batch.num_rows == batch.num_tokens == len(rows)
+    assert (batch.num_decode_rows, batch.num_decode_tokens, batch.decode_q_len) == (len(rows), len(rows), 1)
     assert batch.kv_lens.tolist() == batch.kv_lens_host.tolist() == [length + 2 for _, length, _ in rows]
     for row, (source, length, chain) in enumerate(rows):
         first = length + 3 * chain
         wanted = [*TABLE[source, :length].tolist(), *TABLE[source, first : first + 2].tolist()]
-        assert batch.index.page_table[row, : length + 2].tolist() == wanted
+        index = batch.index
+        found = index.page_table[row] if form == "page_table" else index.table[index.row_ids[row]]
+        assert found[: length + 2].tolist() == wanted
 
 
 @pytest.mark.parametrize("topk", [1, 2], ids=["chain", "tree"])

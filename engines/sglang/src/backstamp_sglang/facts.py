@@ -47,7 +47,7 @@ def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "targ
         BadModel: the model's config cannot be read. Refused: the launch needs what this adapter does not hand over.
     """
     view = resolved_view(server_args)
-    model = _model(config, keep_linear=role == "target" and bool(linear_names(view)))
+    model = _model(config, keep_linear=bool(linear_names(view)))
     check_reach(view, config, model, role)
     return Question(_launch(view, role, topk_of(server_args)), _engine(view), model)
 
@@ -55,8 +55,7 @@ def question_of(server_args: ServerArgs, config: ModelConfig, role: Role = "targ
 def _launch(view: ResolvedView, role: Role, topk: int | None) -> Launch:
     prefill, decode = (key_of(name) if is_ours(name) else None for name in attention_backends_of(view))
     draft, same = view.speculative_draft_attention_backend, prefill == decode
-    linear = [key_of(name) for name in linear_names(view)] if role == "target" else []
-    linear_prefill, linear_decode = linear or (None, None)
+    linear_prefill, linear_decode = [key_of(name) for name in linear_names(view)] or (None, None)
     whole = linear_prefill == linear_decode
     asked = Requests(
         attention_backend=prefill if same else None,

@@ -48,8 +48,8 @@ def check_reach(view: ResolvedView, config: ModelConfig, model: ModelFacts, role
     """
     for limits in (
         _of_attention(view, config, model, role),
-        _of_linear(view, model, role),
-        _of_draft(view, role),
+        _of_linear(view, model),
+        _of_draft(view),
         _of_cache(view),
     ):
         for limit in limits:
@@ -81,8 +81,8 @@ def _of_attention(view: ResolvedView, config: ModelConfig, model: ModelFacts, ro
     yield _Limit("one stream of steps", "prefill and decode multiplexed", view.enable_pdmux)
 
 
-def _of_linear(view: ResolvedView, model: ModelFacts, role: Role) -> Iterator[_Limit]:
-    pair = linear_names(view) if role == "target" else ()
+def _of_linear(view: ResolvedView, model: ModelFacts) -> Iterator[_Limit]:
+    pair = linear_names(view)
     if not pair:
         return
     recurrent = sorted({group.facts.family for group in model.groups} & LINEAR_FAMILIES)
@@ -97,15 +97,15 @@ def _of_linear(view: ResolvedView, model: ModelFacts, role: Role) -> Iterator[_L
     yield _Limit(no_states, str(tracked), tracked in ("extra_buffer", "extra_buffer_lazy"))
 
 
-def _of_draft(view: ResolvedView, role: Role) -> Iterator[_Limit]:
+def _of_draft(view: ResolvedView) -> Iterator[_Limit]:
     algorithm, dtype = view.speculative_algorithm, view.speculative_draft_kv_cache_dtype
     windowed = view.speculative_draft_window_size is not None or view.speculative_draft_sink_size is not None
     yield _Limit(f"a draft of {', '.join(_DRAFTED)}", algorithm, algorithm is not None and algorithm not in _DRAFTED)
     yield _Limit("one draft model, run in a loop", "multi-layer EAGLE", view.enable_multi_layer_eagle)
     yield _Limit("one number of draft steps", "adaptive speculation", view.speculative_adaptive)
     yield _Limit("a draft that sees all its tokens", "a draft window", windowed)
-    # SGLang says so itself where the target is ours too
-    in_pages = role == "draft" and (view.speculative_eagle_topk or 1) > 1 and (view.page_size or 1) > 1
+    # SGLang asks its target's name alone, and would load a draft of ours first
+    in_pages = (view.speculative_eagle_topk or 1) > 1 and (view.page_size or 1) > 1
     yield _Limit("pages of one token for drafts side by side", f"--page-size {view.page_size}", in_pages)
     yield _Limit("one dtype for both caches", f"--speculative-draft-kv-cache-dtype {dtype}", dtype is not None)
 

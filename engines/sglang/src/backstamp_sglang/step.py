@@ -138,5 +138,5 @@ def _tokens(rows: _Rows, max_kv_len: int, slots: Slots) -> Tensor:
         # chains side by side have pages of one token: SGLang takes no others
         columns = torch.arange(max_kv_len, device=slots.table.device).expand(len(rows.q_lens), -1)
         columns = columns + (columns >= rows.prefix[:, None]) * rows.skip[:, None]
-        tokens = slots.table[rows.table_rows[:, None], columns.clamp(max=slots.table.shape[1] - 1)]
+        tokens = slots.table[rows.table_rows[:, None], columns]
     return tokens if slots.to_window is None else slots.to_window[tokens.long()]
