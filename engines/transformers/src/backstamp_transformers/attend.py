@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def attention_forward(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    **told: object,
+    **told: Any,
 ) -> tuple[Tensor, None]:
     """Attend one layer: `query [B, Hq, Q, Dk]`, `key, value [B, Hk, S, D]` to `[B, Q, Hq, Dv]`.
 
@@ -86,7 +87,11 @@ def _attend(
     return out, None
 
 
-_uncompiled = torch.compiler.disable(_attend)
+@torch.compiler.disable
+def _uncompiled(
+    module: AttentionModule, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **told: Any
+) -> tuple[Tensor, None]:
+    return _attend(module, query, key, value, attention_mask, **told)
 
 
 def _who(module: AttentionModule) -> str:

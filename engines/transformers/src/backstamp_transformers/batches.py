@@ -37,23 +37,22 @@ def make_batch(
     # one copy to the device for all: each takes the host tens of microseconds, in every step
     token_rows = np.repeat(np.arange(rows), q_lens)
     host = torch.from_numpy(np.concatenate([[0], np.cumsum(q_lens), kv_lens, token_rows]).astype(np.int32))
-    parts = (rows + 1, rows, len(token_rows))
-    qo_indptr, lens, rows_of_tokens = host.to(device).split(parts)
-    qo_indptr_host, lens_host, _ = host.split(parts)
+    there = host.to(device)
+    offsets, lens = slice(rows + 1), slice(rows + 1, 2 * rows + 1)
     return Batch(
         phase=phase_of(q_lens),
         num_rows=rows,
         num_tokens=len(token_rows),
         max_q_len=max(q_lens),
         max_kv_len=max(kv_lens),
-        qo_indptr=qo_indptr,
-        kv_lens=lens,
+        qo_indptr=there[offsets],
+        kv_lens=there[lens],
         index=index,
         causal=causal,
         tree=tree,
-        qo_indptr_host=qo_indptr_host,
-        kv_lens_host=lens_host,
-        token_rows=rows_of_tokens,
+        qo_indptr_host=host[offsets],
+        kv_lens_host=host[lens],
+        token_rows=there[2 * rows + 1 :],
     )
 
 
