@@ -17,7 +17,8 @@ FIGURE = re.compile(r"(?:(?P<name>.+): )?(?P<us>[0-9.]+) \((?P<ratio>[01]\.[0-9]
 COLUMNS = {"`xqa`, `fmha_v2`": ("xqa", "fmha_v2"), "`flashmla`": ("flashmla", "dsa")}
 
 
-#: A column of shares of a copy's bandwidth, those of `triton`.
+#: Columns of the speed of `triton` beside a copy: of as many bytes, and of 1 GiB.
+COPY = "copy"
 SHARES = "memory"
 
 
@@ -40,7 +41,7 @@ def _figures() -> list[tuple[str, tuple[str, ...], str, str]]:
     """Work and shape, the kernels a figure may be of, microseconds, ratio: each cell that is no share."""
     found = []
     for place, head, cell in _cells():
-        if head == SHARES:
+        if head in (COPY, SHARES):
             continue
         told = FIGURE.fullmatch(cell)
         assert told is not None, cell
@@ -75,6 +76,32 @@ def test_a_share_of_the_table_is_in_the_record(place: str, share: str) -> None:
     work, _, shape = place.partition(" ")
     rows = [row for row in RECORD["results"] if (row["work"], row["shape"], row["kernel"]) == (work, shape, "triton")]
     assert [(f"{row['share']:.2f}", row["bound"]) for row in rows] == [(share, "memory")]
+
+
+@pytest.mark.parametrize(("place", "beside"), [(place, cell) for place, head, cell in _cells() if head == COPY])
+def test_a_speed_beside_a_copy_is_in_the_record(place: str, beside: str) -> None:
+    """Rounded as it is told, of a copy in the same rounds."""
+    work, _, shape = place.partition(" ")
+    rows = [row for row in RECORD["results"] if (row["work"], row["shape"], row["kernel"]) == (work, shape, "triton")]
+    assert [f"{row['copy_us'] / row['us']:.2f}" for row in rows] == [beside]
+
+
+#: Lines of the table of host times: work, kernel, what `forward` and `plan` add, and what `forward` stands beside.
+HOST = re.compile(r"\| (\w+) \| `(\w+)`(, Triton inside)? \| ([-+][0-9.]+) \| ([^|]+) \| ([-+][0-9.]+) \|")
+
+
+@pytest.mark.parametrize(("work", "kernel", "inside", "forward", "beside", "plan"), HOST.findall(PAGE))
+def test_a_host_time_is_in_the_record(work, kernel, inside, forward, beside, plan) -> None:
+    """Rounded as it is told, beside the call that was measured."""
+    rows = [row for row in RECORD["dispatch"] if (row["work"], row["kernel"]) == (work, kernel + inside)]
+    told = [row for row in rows if "forward_over_us" in row]
+    found = [(f"{row['forward_over_us']:+.1f}", row["direct"], f"{row['plan_over_us']:+.1f}") for row in told]
+    assert found == [(forward, beside, plan)]
+
+
+def test_the_table_of_host_times_has_lines() -> None:
+    """One written another way would pass for want of anything to hold."""
+    assert len(HOST.findall(PAGE)) > 15
 
 
 def test_a_line_of_the_table_is_of_one_run() -> None:
