@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from backstamp.relaunch import launch, odd_bytes
+from backstamp import relaunch
+from backstamp.relaunch import alignments, launch
 from tests.compiled_code import shifted
 
 
@@ -63,7 +65,17 @@ def test_an_interpreter_leaves_no_code():
 def test_tensors_are_alike_by_their_absence_and_by_addresses_of_16():
     """One answer each, in order: what another layer's tensors hold, and where else they lie, is no matter."""
     even = torch.zeros(8, dtype=torch.bfloat16)
-    assert odd_bytes(even, None, shifted(even)) == (True, None, False)
-    assert odd_bytes(even[4:], even[7:]) == (False, False)
-    assert odd_bytes(torch.zeros(64)[4:], torch.ones(3, 4)) == odd_bytes(even, even) == (True, True)
-    assert odd_bytes() == ()
+    assert alignments(even, None, shifted(even)) == (True, None, False)
+    assert alignments(even[4:], even[7:]) == (False, False)
+    assert alignments(torch.zeros(64)[4:], torch.ones(3, 4)) == alignments(even, even) == (True, True)
+    assert alignments() == ()
+
+
+def test_on_rocm_storage_of_2_gib_is_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton reads what fits in 32-bit offsets by them there."""
+    storage = torch.empty(1 << 31, dtype=torch.uint8, device="meta")
+    small, large = storage[:-1].clone(), storage
+    assert relaunch.alignments(small) == relaunch.alignments(large)
+    monkeypatch.setattr(relaunch, "_is_rocm", lambda: True)
+    assert relaunch.alignments(small) != relaunch.alignments(large)
+    assert relaunch.alignments(small) == relaunch.alignments(small.clone())

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "engines.md").read_text("utf-8")
-RECORD = json.loads((ROOT / "bench" / "results" / "transformers-h200.json").read_text("utf-8"))
+RECORD = json.loads((ROOT / "bench" / "results" / "engines" / "transformers-h200.json").read_text("utf-8"))
 LINES = re.findall(r"^\| (generate\w*) \| ([\w/+]+) \| ([0-9.]+) \| ([0-9.]+) \|$", PAGE, re.MULTILINE)
 
 

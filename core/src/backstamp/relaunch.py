@@ -9,13 +9,14 @@ knows when nothing of that has changed keeps the code beside the step. It import
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Code", "Codes", "Kernel", "launch", "odd_bytes"]
+__all__ = ["Code", "Codes", "Kernel", "alignments", "launch"]
 
 
 class Compiled(Protocol):
@@ -53,7 +54,8 @@ def launch(
     """Launch `kernel` with `arguments` and, behind them in its own order, `constants`.
 
     Calls of one `like` in one `codes` must agree in all that Triton specializes on: which arguments are None, dtypes,
-    constants and options, whether an address or a number is a multiple of 16, and numbers that are 1. The current
+    constants and options, whether an address or a number is a multiple of 16, and numbers that are 1; on ROCm also
+    whether storage fits in 2 GiB (`alignments` tells what is true of tensors). The current
     device must be one and the same. Source: triton 3.6 and 3.9, `JITFunction.run`, `CompiledKernel.__getitem__`.
     """
     code = codes.get(like)
@@ -67,6 +69,24 @@ def launch(
         codes[like] = Code(compiled, tuple(named.values()))
 
 
-def odd_bytes(*tensors: Tensor | None) -> tuple[object, ...]:
-    """What Triton compiles for of tensors whose dtypes the row fixes: which are absent, and which lie at 16 bytes."""
+def alignments(*tensors: Tensor | None) -> tuple[object, ...]:
+    """What Triton compiles for of tensors whose dtypes are known: which are absent, and which lie at 16 bytes.
+
+    On ROCm also which fit in 2 GiB: those are read at offsets of 32 bits. Source: triton 3.9, `HIPBackend.
+    get_tensor_specialization`.
+    """
+    if _is_rocm():
+        return tuple([None if x is None else (x.data_ptr() % 16 == 0, _is_within_2gib(x)) for x in tensors])
     return tuple([None if tensor is None else tensor.data_ptr() % 16 == 0 for tensor in tensors])
+
+
+def _is_within_2gib(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() < 1 << 31
+
+
+@functools.cache
+def _is_rocm() -> bool:
+    # whoever has tensors has torch
+    import torch
+
+    return torch.version.hip is not None

@@ -279,7 +279,7 @@ def test_many_tiles_keep_their_keys_and_programs_stay(hopper):
     _attend(dataclasses.replace(LONG, rows=((2500, 2500),)))
     (launch,) = prefill.launches
     assert (launch["num_splits"], launch["part_ptr"], merge.launches) == (1, None, [])
-    assert launch["grid"] == (132,)
+    assert launch["grid"] == (132, 1, 1)
 
 
 @pytest.mark.parametrize(("q_len", "pack"), [(40, 4), (96, 4), (127, 1), (128, 1), (130, 4), (600, 1)])

@@ -209,6 +209,18 @@ def test_a_recorded_step_refuses_another_launch(changes, field):
     assert refusal.value.needed.startswith(f"{field}:")
 
 
+def test_a_recorded_step_refuses_its_own_memory_under_other_strides():
+    """An engine that views one buffer at another width would have the old stride walk over the new rows."""
+    backend, batch = _planned()
+    state = backend.plan(batch, capture=True)
+    table = batch.index.page_table
+    narrower = table.view(-1)[: 2 * (table.shape[1] - 1)].view(2, -1)
+    before = table.clone()
+    with pytest.raises(UnsupportedBatch, match="batch: strides"):
+        backend.plan(dataclasses.replace(batch, index=KVIndex(page_size=16, page_table=narrower)), state=state)
+    assert torch.equal(table, before)
+
+
 def test_one_object_serves_every_phase_between_two_plans():
     """A backend holds no current batch: two planned steps alternate without disturbing each other."""
     prefill, decode = make(CASE), make(dataclasses.replace(CASE, rows=((1, 20),), phase="decode"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backstamp.attention import LayerSpec, PagedKV
 from backstamp.factories import BuildRequest
-from backstamp.relaunch import launch, odd_bytes
+from backstamp.relaunch import alignments, launch
 from backstamp.step_checks import refusal
 from backstamp_dsa.attend import attend_slots, merge_shares
 from backstamp_dsa.configs import HOPPER, HOPPER_REGISTERS, INTERPRETER, SparseConfig, attend_config, share_count
@@ -105,7 +105,7 @@ class PortableSparse:
         like = (
             *("attend", heads, layer.head_dim, latent, width),
             *(q_strides, rope_strides, row_stride, out_strides, lse_strides),
-            odd_bytes(q, q_rope, cache, out, lse),
+            alignments(q, q_rope, cache, out, lse),
         )
         found = step.launches.get(like)
         if found is None:
@@ -228,7 +228,7 @@ def _merge(
     launch(
         merge_shares,
         step.codes,
-        ("merge", base_2, shares, latent, strides, odd_bytes(part, part_lse, out, lse, sinks)),
+        ("merge", base_2, shares, latent, strides, alignments(part, part_lse, out, lse, sinks)),
         (tokens, heads, 1),
         (part, part_lse, out, lse, sinks, shares, *strides),
         lambda: {"BASE_2": base_2, "D": latent},

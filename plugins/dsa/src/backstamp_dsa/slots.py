@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from backstamp.attention import Batch
-from backstamp.relaunch import launch, odd_bytes
+from backstamp.relaunch import alignments, launch
 from backstamp.step_checks import IndexForm
 from backstamp_dsa.steps import Slots, SparseStep, kept_of
 
@@ -70,7 +70,7 @@ def find_slots(
     launch(
         slot_kernel,
         step.codes,
-        ("slots", source, width, entries_per_page, slots_per_page, rate, indices_stride, odd_bytes(indices)),
+        ("slots", source, width, entries_per_page, slots_per_page, rate, indices_stride, alignments(indices)),
         (batch.num_tokens, 1, 1),
         (
             indices,

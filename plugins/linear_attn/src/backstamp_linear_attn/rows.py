@@ -22,7 +22,7 @@ from backstamp.linear_checks import (
     check_linear_build,
     linear_refusal,
 )
-from backstamp.relaunch import Codes, launch, odd_bytes
+from backstamp.relaunch import Codes, alignments, launch
 from backstamp.repeated_linear_calls import LinearCallChecks
 from backstamp_linear_attn.recurrence import advance_rows
 from backstamp_linear_attn.token_slots import longest_row
@@ -123,7 +123,7 @@ class TritonRows:
             *(*strides, pool.ssm.stride(2)),
             # q, k, v and out have the dtype that was built for
             *(a.dtype, b.dtype, pool.ssm.dtype, slots.dtype, None if rate is None else rate.dtype),
-            *(None if bias is None else bias.dtype, odd_bytes(q, k, v, a, b, rate, bias, out, pool.ssm, slots)),
+            *(None if bias is None else bias.dtype, alignments(q, k, v, a, b, rate, bias, out, pool.ssm, slots)),
         )
         with self._compiles.first(state.what):
             launch(
@@ -140,8 +140,9 @@ class TritonRows:
                     parents,
                     batch.num_rows,
                     batch.num_tokens,
-                    layer.scale,
-                    bound or 0.0,
+                    # a whole number would be a constant of the code
+                    float(layer.scale),
+                    float(bound or 0.0),
                     *strides,
                     *((0, 0, 0) if kept is None else kept.stride()[:3]),
                     0 if table is None else table.stride(0),

@@ -16,15 +16,15 @@ from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from backstamp.jit_notice import Announcer
+from backstamp.relaunch import alignments
 from backstamp.relaunch import launch as relaunch
-from backstamp.relaunch import odd_bytes
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
 from backstamp_triton.latent_parts import PANEL
 from backstamp_triton.latent_tile import attend_latent
 from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import PreparedLayer
 from backstamp_triton.steps import Step
-from backstamp_triton.tile_launch import merge_shares
+from backstamp_triton.tile_launch import merge_shares, sink_dtype
 
 __all__ = ["REGISTERS", "LatentKernel", "LatentRows", "box_of", "latent_rows"]
 
@@ -95,7 +95,7 @@ class LatentKernel:
         like = (
             *("latent", spec.num_qo_heads, page_size, rows.per_page, cache.stride(1), rows.boxes is None),
             *(q_strides, q_rope_strides, out_strides, lse_strides),
-            odd_bytes(q, q_rope, cache, out, lse, spec.sinks),
+            *(alignments(q, q_rope, cache, out, lse, spec.sinks), sink_dtype(spec)),
         )
         with self._compiles.first(launch.what, step.form, "pages of", page_size, parts, sinks, with_lse):
             relaunch(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
+from backstamp.relaunch import alignments
 from backstamp.relaunch import launch as relaunch
-from backstamp.relaunch import odd_bytes
 from backstamp_triton.addresses import KEPT_VIEWS, MemoryAt
+from backstamp_triton.tile_launch import sink_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +85,7 @@ def attend_views(
     like = (
         *("prefill", form, page_size, known.shape, known.window_left, known.softcap_log2 is None),
         *(q_strides, out_strides, lse_strides, k_view[1:], v_view[1:], rows),
-        odd_bytes(q, out, lse, spec.sinks),
+        *(alignments(q, out, lse, spec.sinks, page_rows), sink_dtype(spec)),
     )
     relaunch(
         attend_prefill,

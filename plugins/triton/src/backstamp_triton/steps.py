@@ -129,11 +129,25 @@ def refresh(request: BuildRequest, state: Step, fresh: Step) -> Step:
         pairs.append((old.causal, new.causal))
     if old.tree is not None and new.tree is not None:
         pairs += [(old.tree.buffer, new.tree.buffer), (old.tree.indptr, new.tree.indptr)]
-    for target, source in pairs:
-        if target is None or source is None or target.data_ptr() == source.data_ptr():
-            continue
+    given = [(target, source) for target, source in pairs if target is not None and source is not None]
+    # all of them are looked at before the first one is written
+    for target, source in [pair for pair in given if _lies_elsewhere(request, *pair, phase=new.phase)]:
         _copy_into(request, target, source)
     return state
+
+
+def _lies_elsewhere(request: BuildRequest, target: Tensor, source: Tensor, *, phase: str) -> bool:
+    """Whether new values must be copied: what the engine keeps at a fixed address is up to date already.
+
+    Raises an `UnsupportedBatch` where the address is the planned one and the strides are not: the two share memory.
+    """
+    if target.data_ptr() != source.data_ptr() or not source.numel():
+        return True
+    strides = zip(source.shape, target.stride(), source.stride(), strict=True)
+    if any(size > 1 and planned != found for size, planned, found in strides):
+        needed = f"strides {target.stride()} at the recorded address, or another address"
+        raise refusal(request, "batch", needed, f"strides {source.stride()}", phase=phase, fix="Plan a new state")
+    return False
 
 
 def _index_fields(index: KVIndex) -> tuple[tuple[str, Tensor | None], ...]:

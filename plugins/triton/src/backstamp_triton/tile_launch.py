@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from backstamp.relaunch import alignments
 from backstamp.relaunch import launch as relaunch
-from backstamp.relaunch import odd_bytes
 from backstamp_triton.combine import combine_splits
 from backstamp_triton.tile import attend_tile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from backstamp.attention import LayerSpec
     from backstamp_triton.layers import PreparedLayer
     from backstamp_triton.steps import Launch, Step
 
-__all__ = ["attend_tiles", "merge_shares"]
+__all__ = ["attend_tiles", "merge_shares", "sink_dtype"]
 
 
 def attend_tiles(
@@ -50,7 +51,7 @@ def attend_tiles(
     like = (
         *("tile", form, page_size, known.shape, known.window_left, known.softcap_log2 is None),
         *(q_strides, q_rope_strides, k_strides, v_strides, out_strides, lse_strides),
-        odd_bytes(q, q_rope, k, v, out, lse, spec.sinks),
+        *(alignments(q, q_rope, k, v, out, lse, spec.sinks, page_rows), sink_dtype(spec)),
     )
     relaunch(
         attend_tile,
@@ -134,7 +135,7 @@ def merge_shares(
     relaunch(
         combine_splits,
         launch.codes,
-        ("merge", spec.v_head_dim, out_strides, lse_strides, odd_bytes(out, lse, spec.sinks)),
+        ("merge", spec.v_head_dim, out_strides, lse_strides, alignments(out, lse, spec.sinks), sink_dtype(spec)),
         (step.batch.num_tokens, spec.num_qo_heads, 1),
         (*shares, out, lse, spec.sinks, launch.splits, *out_strides[:2], *lse_strides),
         lambda: {
@@ -147,3 +148,8 @@ def merge_shares(
         # an option of NVIDIA's compiler alone
         **({"launch_pdl": True} if launch.overlap else {}),
     )
+
+
+def sink_dtype(spec: LayerSpec) -> torch.dtype | None:
+    """The dtype of a layer's sinks, which its group may have of any: code for one reads another's wrongly."""
+    return None if spec.sinks is None else spec.sinks.dtype
