@@ -92,6 +92,9 @@ def main() -> int:
     except BadInput as refused:
         print(f"bench/dispatch.py: {refused.message}", file=sys.stderr)
         return 2
+    if not rows:
+        print(f"bench/dispatch.py: no kernel of {', '.join(options.kernels) or 'any name'} runs here", file=sys.stderr)
+        return 2
     if options.json:
         print(json.dumps(rows, indent=1))
     return int(any(map(_is_bad, rows)))

@@ -70,6 +70,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: needs a number of at least 1")
+    if options.seconds is not None and not options.seconds > 0:
+        parser.error("--seconds: needs a number above 0")
     try:
         return run_of(options, parser)
     except BackstampError as refused:

@@ -135,6 +135,22 @@ def test_the_figures_are_a_part_of_the_record(tmp_path: Path) -> None:
     assert "decode              torch_native" in child.stdout
 
 
+@pytest.mark.parametrize(
+    ("script", "flags", "told"),
+    [
+        ("dispatch.py", ["--kernels", "nosuch"], "no kernel of nosuch runs here"),
+        ("kernels.py", ["--tiny", "--seconds", "-5"], "--seconds: needs a number above 0"),
+        ("kernels.py", ["--tiny", "--rounds", "0"], "--rounds: needs a number of at least 1"),
+    ],
+)
+def test_what_begins_nothing_exits_2_and_says_why(script: str, flags: list[str], told: str) -> None:
+    """In a line, not in a traceback, and never as a run that went well."""
+    command = [sys.executable, str(BENCH / script), *flags]
+    child = subprocess.run(command, capture_output=True, text=True, env=ordinary_environment())
+    assert (child.returncode, "Traceback" in child.stderr) == (2, False)
+    assert told in child.stderr
+
+
 @pytest.fixture
 def candidates(bench, monkeypatch: pytest.MonkeyPatch):
     """A kernel that fails as told at `serve`, then torch_native: (dispatch, here, a small shape)."""
