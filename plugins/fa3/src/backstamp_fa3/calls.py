@@ -5,8 +5,7 @@ In: checked tensors. Out: a `LayerCall`, and what a binding must do with it. It 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -16,8 +15,7 @@ from backstamp_fa3.steps import Step
 __all__ = ["LayerCall", "Library"]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCall:
+class LayerCall(NamedTuple):
     """One layer of one step.
 
     Attributes:
