@@ -161,6 +161,18 @@ def test_chosen_keys_are_compared_in_every_call(wrong: torch.Tensor | None, whol
         call(checks, **given, indices=wrong)
 
 
+def test_one_chosen_key_has_no_stride_to_hold(whole: list[int]) -> None:
+    """A choice `[T, 1]` may be cut from one that lies keys first."""
+    checks = CallChecks(request_for(replace(LATENT, family="sparse_mla"), (LATENT_LAYER,)))
+    kv = replace(STEP.kv, k=torch.zeros(4, 16, 1, 48), v=None)
+    given = {"q": torch.zeros(5, 4, 48), "kv": kv, "layer": LATENT_LAYER, "out": torch.zeros(5, 4, 16), "lse": None}
+    one = CHOSEN.T.contiguous().T[:, :1]
+    assert one.stride() == (1, 5)
+    call(checks, **given, indices=one)
+    call(checks, **given, indices=one)
+    assert whole == [0, 0]
+
+
 def test_a_layer_is_checked_whole_once(whole: list[int]) -> None:
     """Later calls, of the same step and of other steps and sizes, are compared alone; a new step is checked once."""
     checks = CallChecks(request_for(ABLE))

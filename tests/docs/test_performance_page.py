@@ -100,8 +100,12 @@ def test_a_host_time_is_in_the_record(work, kernel, inside, forward, beside, pla
 
 
 def test_the_table_of_host_times_has_lines() -> None:
-    """One written another way would pass for want of anything to hold."""
-    assert len(HOST.findall(PAGE)) > 15
+    """One written another way would pass for want of anything to hold, and so would a line of it."""
+    head = "| work | kernel | `forward` | beside | `plan` |\n|---|---|---|---|---|\n"
+    table = PAGE.partition(head)[2].partition("\n\n")[0].splitlines()
+    assert len(table) > 15
+    assert [line for line in table if HOST.fullmatch(line) is None] == []
+    assert len(HOST.findall(PAGE)) == len(table)
 
 
 def test_a_line_of_the_table_is_of_one_run() -> None:
