@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Final
 
 import importlib_metadata
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from backstamp.timers import time_on_cpu
 
-__all__ = ["LIBRARIES", "alternate", "captured", "copy_of", "limits", "microseconds", "release", "versions"]
+__all__ = ["LIBRARIES", "Replay", "alternate", "captured", "copy_of", "limits", "microseconds", "release", "versions"]
 
 #: Distributions whose versions a record keeps, where they are installed.
 LIBRARIES: Final = (
@@ -47,6 +47,18 @@ def microseconds(run: Callable[[], object]) -> float:
     return float(do_bench(run, warmup=_WARM_MS, rep=_MOST_MS, return_mode="median")) * 1e3
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The replay of a recorded call, whose tensors live as long as the call does: a graph holds none of them."""
+
+    graph: torch.cuda.CUDAGraph
+    recorded: Callable[[], Tensor]
+
+    def __call__(self) -> None:
+        """Do on the device what the call did there."""
+        self.graph.replay()
+
+
 def captured(run: Callable[[], Tensor]) -> Callable[[], object] | None:
     """The replay of one call recorded in a CUDA graph, as engines run decode: a short kernel's time without its
     launches. None where it cannot be recorded, or where its replay does not write what the call answers.
@@ -67,12 +79,7 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], object] | None:
     except Exception as refused:
         print(f"no graph: {type(refused).__name__}: {str(refused).splitlines()[:1]}", file=sys.stderr)
     torch.cuda.synchronize()
-    return partial(_replay, graph, run) if whole else None
-
-
-def _replay(graph: torch.cuda.CUDAGraph, recorded: Callable[[], Tensor]) -> None:
-    """Replay a call, whose tensors live as long as the call does: a graph holds none of them."""
-    graph.replay()
+    return Replay(graph, run) if whole else None
 
 
 def alternate(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
