@@ -128,7 +128,8 @@ def dense_slots(k: Tensor, v: Tensor) -> Slots:
     """A dense cache as slots: token s of row b is slot `b * row_stride + s`. Copies only what strides cannot say."""
     of_k, of_v = _slotted(k), _slotted(v)
     if of_k is None or of_k != of_v:
-        k, v = k.contiguous(), v.contiguous()
+        # contiguous() answers a tensor of one token as it is, whatever its token's stride
+        k, v = (part.clone(memory_format=torch.contiguous_format) for part in (k, v))
         of_k = k.shape[1] * k.shape[2] if k.shape[0] > 1 else 0
     return Slots(_as_slots(k, of_k), _as_slots(v, of_k), of_k)
 
