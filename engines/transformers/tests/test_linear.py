@@ -145,6 +145,34 @@ def test_a_rule_no_kernel_is_told_of_is_refused(ask, changes: dict[str, object],
         ask(model, **changes)
 
 
+@pytest.mark.parametrize("part", ["query", "key", "value", "g", "beta", "initial_state"])
+def test_a_part_of_a_rule_that_requires_gradients_is_refused(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """The kernels write in place and have no backward, whichever part is trained."""
+    model, ids = small_model("qwen3_next").requires_grad_(False), padded_prompts()[0].clamp(min=2)
+
+    def asking(query: Tensor, key: Tensor, value: Tensor, **given: object) -> tuple[Tensor, Tensor | None]:
+        parts = {**given, "query": query, "key": key, "value": value, "initial_state": torch.zeros(3, 4, 16, 16)}
+        parts[part] = parts[part].clone().requires_grad_(torch.is_grad_enabled())
+        return rule(parts.pop("query"), parts.pop("key"), parts.pop("value"), **parts)
+
+    with backstamp_transformers.use(model, "torch_native"):
+        model(ids, use_cache=False)
+        rule = modeling_qwen3_next.torch_chunk_gated_delta_rule
+        monkeypatch.setattr(modeling_qwen3_next, "torch_chunk_gated_delta_rule", asking)
+        with pytest.raises(NotServed, match=f"rule, layer 0: needs a call without gradients, got {part} with them"):
+            model(ids, use_cache=False)
+        with torch.no_grad():
+            model(ids, use_cache=False)
+
+
+def test_a_decay_that_is_trained_alone_is_refused() -> None:
+    """It reaches the rule as a gate, and nothing else of the layer requires gradients."""
+    model = small_model("qwen3_next").requires_grad_(False)
+    model.model.layers[0].linear_attn.A_log.requires_grad_()
+    with backstamp_transformers.use(model, "torch_native"), pytest.raises(NotServed, match="got g with them"):
+        model(padded_prompts()[0].clamp(min=2), use_cache=False)
+
+
 @pytest.mark.parametrize("order", ["vk", "kv"])
 def test_states_that_are_handed_in_stay_as_they_are(ask, order: str) -> None:
     """A kernel writes in place; the caller's tensor is the caller's, and the new states are answered if asked for."""

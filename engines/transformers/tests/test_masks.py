@@ -125,6 +125,32 @@ def test_gradients_are_refused() -> None:
         model(padded_prompts()[0], use_cache=False)
 
 
+PARTS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "sinks": "sinks"}
+
+
+@pytest.mark.parametrize("trained", PARTS)
+def test_a_part_of_a_layer_that_is_trained_alone_is_refused(trained: str) -> None:
+    """One projection of the first layer, or its sinks: whatever of it reaches the layer would lose its gradient."""
+    model = small_model("gpt_oss").requires_grad_(False)
+    for name, weight in model.model.layers[0].self_attn.named_parameters():
+        weight.requires_grad_(trained in name)
+    got = f"got {PARTS[trained]} with them"
+    with backstamp_transformers.use(model, "torch_native"):
+        with pytest.raises(NotServed, match=f"layer 0: needs a call without gradients, {got}"):
+            model(padded_prompts()[0], use_cache=False)
+        with torch.no_grad():
+            model(padded_prompts()[0], use_cache=False)
+
+
+def test_what_is_trained_behind_the_last_layer_keeps_its_gradient() -> None:
+    """No kernel lies between the logits and a head that is trained alone."""
+    model = small_model("qwen3").requires_grad_(False)
+    model.lm_head.weight.requires_grad_()
+    with backstamp_transformers.use(model, "torch_native"):
+        model(padded_prompts()[0], use_cache=False).logits.sum().backward()
+    assert model.lm_head.weight.grad is not None
+
+
 def look_both_ways(module: torch.nn.Module, args: tuple[object, ...], given: dict[str, object]) -> object:
     return args, {**given, "is_causal": False}
 

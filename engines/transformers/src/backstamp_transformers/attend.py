@@ -15,7 +15,7 @@ from torch import Tensor
 
 from backstamp_transformers.admission import served_for
 from backstamp_transformers.custom import custom_step
-from backstamp_transformers.errors import NotServed
+from backstamp_transformers.errors import NotServed, refuse_gradients
 from backstamp_transformers.layers import AttentionModule
 from backstamp_transformers.masks import step_of
 from backstamp_transformers.paged import PagedKeys, paged_step
@@ -62,8 +62,10 @@ def _attend(
     cu_seq_lens_k: Tensor | None = None,
     **unread: object,
 ) -> tuple[Tensor, None]:
-    if query.requires_grad or dropout or position_bias is not None or output_attentions:
-        _check_call(_who(module), query, dropout, position_bias, output_attentions)
+    if torch.is_grad_enabled():
+        refuse_gradients(_who(module), {"query": query, "key": key, "value": value, "sinks": s_aux})
+    if dropout or position_bias is not None or output_attentions:
+        _check_call(_who(module), dropout, position_bias, output_attentions)
     if not query.dtype == key.dtype == value.dtype:
         raise _mixed_dtypes(_who(module), query, key, value)
     if backstamp_kv is None:
@@ -112,12 +114,7 @@ def _step(module: AttentionModule, query: Tensor, key: Tensor, mask: Tensor | No
     return custom_step(served_for(module.config), mask, rows, q_len, key.shape[2], module.layer_idx)
 
 
-def _check_call(
-    who: str, query: Tensor, dropout: float, position_bias: Tensor | None, output_attentions: bool | None
-) -> None:
-    if query.requires_grad and torch.is_grad_enabled():
-        fix = "Run under torch.inference_mode() or torch.no_grad(); train with sdpa or eager"
-        raise NotServed(who, needed="a call without gradients", found="a query that requires them", fix=fix)
+def _check_call(who: str, dropout: float, position_bias: Tensor | None, output_attentions: bool | None) -> None:
     for name, given in (
         ("dropout", dropout),
         ("position_bias", position_bias),

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from backstamp.errors import AliasConflict, BackstampError, NoKernel, NotInstalled, UnknownKey
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "UnknownImplementation",
     "UntestedTransformers",
     "in_engine_idiom",
+    "refuse_gradients",
 ]
 
 
@@ -71,6 +74,18 @@ def in_engine_idiom(words: Mapping[str, str]) -> Iterator[None]:
         raise kind(
             who, needed=needed, found=found, considered=considered, fix=fix, verdicts=refusal.verdicts
         ) from refusal.__cause__
+
+
+def refuse_gradients(who: str, parts: Mapping[str, Tensor | None]) -> None:
+    """Refuse a call whose gradients would be lost: a kernel writes its output in place and has no backward.
+
+    Raises:
+        NotServed: one of the parts requires gradients.
+    """
+    for name, part in parts.items():
+        if part is not None and part.requires_grad:
+            fix = "Run under torch.inference_mode() or torch.no_grad(); train with sdpa or eager"
+            raise NotServed(who, needed="a call without gradients", found=f"{name} with them", fix=fix)
 
 
 def _said(part: str, words: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from backstamp.attention import ComputedGates, LinearBackend, LinearBatch, StatePool
-from backstamp_transformers.errors import NotServed
+from backstamp_transformers.errors import NotServed, refuse_gradients
 from backstamp_transformers.kernels import Bounds, Kernels
 from backstamp_transformers.served import Served
 
@@ -148,6 +148,9 @@ def _run(
     """One layer: `query, key [B, S, H, K]`, `value [B, S, HV, V]` to `[B, S, HV, V]` and states `[B, HV, K, V]`."""
     served, layer = calling
     who = f"gated delta rule, layer {layer}"
+    if torch.is_grad_enabled():
+        parts = {"query": query, "key": key, "value": value, "g": g, "beta": beta, "initial_state": initial_state}
+        refuse_gradients(who, parts)
     if not use_qk_l2norm_in_kernel:
         raise NotServed(
             who, needed="queries and keys that the kernel normalises", found="use_qk_l2norm_in_kernel=False"
