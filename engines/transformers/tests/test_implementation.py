@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,15 @@ import torch
 from packaging.specifiers import SpecifierSet
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
+import backstamp
 import backstamp_transformers
 from backstamp.catalogue import Catalogue, build_catalogue
+from backstamp.declarations import Offer
 from backstamp.discovery import discover
-from backstamp.errors import BackstampError, PluginFailed, Refused
+from backstamp.errors import BackstampError, FactoryImportFailed, PluginFailed, Refused
+from backstamp.hookspecs import hookimpl
 from backstamp.testing.dists import write_plugin
+from backstamp_cpu.plugin import NATIVE_GDN
 from backstamp_transformers import engine_facts
 from backstamp_transformers.admission import served_for
 from backstamp_transformers.engine_facts import TESTED, check_release
@@ -132,6 +137,46 @@ def test_a_plugin_that_is_broken_at_load_is_refused_with_its_cause(
         AutoModelForCausalLM.from_pretrained(weightless, attn_implementation=name)
     assert isinstance(refused.value, ImportError)
     assert "boom" in str(refused.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("broken", "got"), [("plugin", "got RuntimeError: boom"), ("backend", "got ModuleNotFoundError")]
+)
+def test_a_plugin_that_breaks_where_its_factory_loads_is_refused_before_weights_load(
+    broken: str, got: str, weightless: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its wheel declares a kernel as data, so nothing of it was imported before: it is, when a model is admitted."""
+    site = tmp_path / "site"
+    name = f"late_{broken}"
+    source = "raise RuntimeError('boom')" if broken == "plugin" else None
+    site.mkdir()
+    write_plugin(site, name, source=source, carries_json=True)
+    monkeypatch.syspath_prepend(str(site))
+    key = backstamp_transformers.implementation(name, catalogue=build_catalogue(discover([str(site), *sys.path])))
+    with pytest.raises(FactoryImportFailed, match=f"kernel '{name}' .*{got}") as refused:
+        AutoModelForCausalLM.from_pretrained(weightless, attn_implementation=key)
+    assert isinstance(refused.value, ImportError)
+    assert refused.value.__cause__ is not None
+
+
+def test_a_linear_kernel_that_breaks_where_its_factory_loads_is_refused_with_the_other_ones() -> None:
+    """Both slots are looked at before any weight is there."""
+    backstamp.register("late_linear", LateLinear())
+    try:
+        name = backstamp_transformers.implementation("torch_native", linear="late_linear")
+        with torch.device("meta"), pytest.raises(FactoryImportFailed, match=r"'late_linear' .*no_such_module"):
+            AutoModelForCausalLM.from_config(config_of("qwen3_next"), attn_implementation=name)
+    finally:
+        backstamp.unregister("late_linear")
+
+
+class LateLinear:
+    """`torch_native`'s delta rule, said to lie in a module that is not there."""
+
+    @hookimpl
+    def backstamp_offers(self) -> tuple[Offer, ...]:
+        """`auto` never takes the lowest priority."""
+        return (replace(NATIVE_GDN, kernel="late_linear", factory="no_such_module:build", priority=0),)
 
 
 def test_a_name_nobody_was_given_is_refused(weightless: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,10 +20,12 @@ from transformers import PretrainedConfig
 
 from backstamp.attention import LayerSpec
 from backstamp.catalogue import Catalogue, build_catalogue
+from backstamp.declarations import Slot
 from backstamp.discovery import discover
 from backstamp.errors import BadHost
+from backstamp.factory_loading import load_factory
 from backstamp.host import HostFacts, this_host
-from backstamp.plan import Plan
+from backstamp.plan_rows import PhasePlan
 from backstamp.resolution import resolve
 from backstamp.telling import tell_phases, tell_warnings
 from backstamp_transformers.asked import Asked, is_asked
@@ -65,7 +68,7 @@ class Served:
     def admit(
         cls, model: nn.Module, config: PretrainedConfig, asked: Asked, dtype: torch.dtype, device: torch.device
     ) -> Served:
-        """Resolve a model's request, before any of its weights are needed.
+        """Resolve a model's request and import its kernels, before any of its weights are needed.
 
         Raises:
             BackstampError: a `ValueError` or `ImportError` with the verdicts of every candidate.
@@ -152,13 +155,19 @@ def _resolved(
     facts = model_facts(config, str(dtype))
     with in_engine_idiom(asked.words):
         plan = resolve(asked.launch(), ENGINE, facts, _host(config, device), catalogue)
-    _tell_plan(plan)
+        _load_factories("attention", plan.running, catalogue)
+        _load_factories("linear", plan.running_linear, catalogue)
+    tell_phases(LOG, plan, "", plan.running)
+    tell_warnings(LOG, plan)
     return Kernels(plan, catalogue, device)
 
 
-def _tell_plan(plan: Plan) -> None:
-    tell_phases(LOG, plan, "", plan.running)
-    tell_warnings(LOG, plan)
+def _load_factories(slot: Slot, phases: Sequence[PhasePlan], catalogue: Catalogue) -> None:
+    """A kernel library that does not import is told now, not after minutes of loading weights."""
+    for group in dict.fromkeys(group for phase in phases for group in phase.groups):
+        row = catalogue.row(slot, group)
+        assert row is not None, "resolve found the row"
+        load_factory(row, catalogue)
 
 
 def _host(config: PretrainedConfig, device: torch.device) -> HostFacts:
