@@ -18,7 +18,7 @@ from backstamp.catalogue import Catalogue
 from backstamp.construction import RunnerBackends, RunnerShape, build
 from backstamp.declarations import Phase
 from backstamp.plan import Plan
-from backstamp.stamp import read_stamp
+from backstamp.telling import tell_stamps
 
 __all__ = ["PHASES", "Bounds", "Kernels", "Place"]
 
@@ -77,7 +77,9 @@ class Kernels:
             max_kv_len=self.bounds.kv_len,
         )
         self.backends = build(self.plan, shape, self.catalogue)
-        _tell_stamps(self.backends)
+        tell_stamps(LOG, self.backends.objects.values(), f"pages of {self.plan.page_size}")
+        states = f"states in order {dict(self.plan.layouts).get('linear')}"
+        tell_stamps(LOG, self.backends.linear_objects.values(), states)
         self.places = dict(self._places(self.backends))
         rows = self.plan.linear.rows if self.plan.linear is not None else ()
         self.linear_places = {
@@ -102,13 +104,6 @@ class Kernels:
                 form = next(form for form in ("page_table", "csr", "indirect") if form in forms)
                 for layer in group.layers:
                     yield (phase, layer), Place(backend, form, row.offer.features)
-
-
-def _tell_stamps(backends: RunnerBackends) -> None:
-    built = (*backends.objects.values(), *backends.linear_objects.values())
-    for stamp in dict.fromkeys(map(read_stamp, built)):
-        plugin = f"{stamp.plugin.distribution} {stamp.plugin.version}"
-        LOG.info("Backstamp built %s for %s: %s", stamp.kernel, ", ".join(stamp.phases), plugin)
 
 
 def _doubled(have: int, want: int) -> int:
