@@ -269,7 +269,7 @@ def test_few_tiles_share_their_keys(hopper):
     assert splits > 1
     assert launch["part_ptr"] is not None
     assert launch["num_tiles"] == launch["num_slots"] * 8 * splits
-    assert launch["grid"] == (min(launch["num_tiles"], 132),)
+    assert launch["grid"] == (min(launch["num_tiles"], 132), 1, 1)
     assert merge.launches[0]["num_splits"] == splits
 
 

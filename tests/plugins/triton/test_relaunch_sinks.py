@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from backstamp_triton import launches
-from tests.plugins.triton.test_relaunch import _planned, kernels
+from tests.plugins.triton.test_relaunch import CASES, _planned, kernels
 
 __all__ = ["kernels"]
 
@@ -19,7 +19,7 @@ def test_sinks_of_another_dtype_are_other_code(name: str, reads: str, kernels, m
     """Of the attention kernel or, where its programs leave shares, of the merge that adds them."""
     if reads == "the kernel":
         monkeypatch.setattr(launches, "split_count", lambda *sizes: 1)
-    drawn, backend, state = _planned(name)
+    drawn, backend, state = _planned(CASES[name])
     out = torch.empty(*drawn.q.shape[:2], drawn.layer.v_head_dim, dtype=drawn.q.dtype)
     for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
         sinks = torch.zeros(drawn.layer.num_qo_heads, dtype=dtype)
