@@ -16,7 +16,9 @@ import backstamp_transformers
 from backstamp_transformers.admission import served_for
 from backstamp_transformers.errors import NotServed
 from backstamp_transformers.kernels import Bounds
+from backstamp_transformers.rows import Rows
 from backstamp_transformers.served import Served, numbered
+from backstamp_transformers.step import Rule, Step
 from engines.transformers.tests.small_models import generate, padded_prompts, small_model
 
 CPU = torch.device("cpu")
@@ -26,6 +28,24 @@ STEP = Bounds(1, 1, 1, 1)
 def built(served: Served) -> object:
     """The kernel of the first layer's prefill."""
     return served.now.places["prefill", 0].backend
+
+
+def test_a_layer_unlike_the_last_of_its_step_is_fitted_anew() -> None:
+    """Layers of one forward that are alike are asked once; a longer cache, or another dtype, is asked about again."""
+    with backstamp_transformers.use(small_model("llama"), "torch_native") as handle:
+        served = handle.served
+        step = Step(served, Rows([1], [4], [0], None), Rule(True, -1), CPU)
+        spec = served.spec(0)
+        q = torch.randn(1, spec.num_qo_heads, 1, spec.head_dim)
+        fitted = []
+        for length, dtype in ((8, torch.float32), (8, torch.float32), (9, torch.float32), (9, torch.bfloat16)):
+            kv = torch.randn(1, spec.num_kv_heads, length, spec.head_dim, dtype=dtype)
+            step.attend(q.to(dtype), kv, kv, 0)
+            fitted.append(step.fitted)
+        assert fitted[0] is fitted[1]
+        assert [of[0][0] for of in fitted] == [8, 8, 9, 9]
+        assert fitted[2][1] is fitted[0][1]
+        assert fitted[3][1].plan.dtype == "bf16"
 
 
 def test_kernels_of_a_dtype_are_built_once() -> None:
