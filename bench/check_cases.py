@@ -33,6 +33,10 @@ CHAIN = ((4, 4), (4, 40), (4, 300), (4, 129))
 SHORT = tuple((1, 20 + 31 * row) for row in range(8))
 SHORT_CHAIN = tuple((4, 24 + 31 * row) for row in range(8))
 EXTEND = ((1, 20), (3, 3), (0, 9), (4, 300))
+#: More rows than two warps have threads, none to four tiles of queries in each.
+MANY = tuple((37 * row % 110, 37 * row % 110 + 11 * row % 90) for row in range(70))
+#: Drafts of one tile a key head, whose keys several programs share.
+LONG_CHAIN = tuple((32, 40 + 531 * row) for row in range(8))
 #: One window whose size a kernel may compile in.
 WINDOW = 127
 
@@ -41,6 +45,8 @@ MHA = (
     _mha("page 1", "prefill", PREFILL, page_size=1),
     _mha("page 64", "prefill", PREFILL, page_size=64),
     _mha("32/8 heads, long", "prefill", ((512, 2048), (700, 700)), heads=(32, 8), page_size=64),
+    _mha("70 rows", "prefill", MANY, page_size=64, lse=True),
+    _mha("padding", "prefill", PREFILL, page_size=64, pad_tokens=200),
     _mha("window", "prefill", PREFILL, window=WINDOW),
     _mha("softcap", "prefill", PREFILL, softcap=30.0),
     _mha("sinks", "prefill", PREFILL, sinks="fp32"),
@@ -66,12 +72,14 @@ MHA = (
     _mha("CUDA graph", "decode", SHORT, graph=True),
     _mha("chain", "verify", CHAIN, lse=True),
     _mha("chain, page 64", "verify", CHAIN, page_size=64),
+    _mha("chain of 32", "verify", LONG_CHAIN, page_size=64, lse=True),
     _mha("ragged chain", "verify", EXTEND),
     _mha("qlen tree", "verify", CHAIN, tree="qlen"),
     _mha("full tree", "verify", CHAIN, tree="full"),
     _mha("packed tree", "verify", CHAIN, tree="packed"),
     _mha("chain in a window", "verify", CHAIN, window=WINDOW),
     _mha("CUDA graph", "verify", SHORT_CHAIN, graph=True),
+    _mha("chain of 32 in a CUDA graph", "verify", LONG_CHAIN, page_size=64, graph=True),
     _mha("tree in a CUDA graph", "verify", SHORT_CHAIN, tree="qlen", graph=True),
     _mha("window and tree", "verify", CHAIN, tree="qlen", window=WINDOW),
     _mha("steps", "draft_decode", DECODE),

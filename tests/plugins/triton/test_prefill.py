@@ -106,6 +106,7 @@ def _attend(case: Case):
         {"page_size": 8},
         {"page_size": 256},
         {"phase": "verify"},
+        {"rows": ((16, 200), (9, 500)), "phase": "verify"},
     ],
     ids=str,
 )
@@ -127,7 +128,7 @@ def test_long_queries_go_to_the_prefill_kernel(changes, hopper):
         {"page_size": 24},
         {"starts": (3, 0)},
         {"rows": ((1, 200), (1, 500)), "phase": "decode"},
-        {"rows": ((16, 200), (9, 500)), "phase": "verify"},
+        {"rows": ((15, 200), (9, 500)), "phase": "verify"},
         {"rows": ((17, 200), (9, 500)), "phase": "verify", "tree": "qlen"},
     ],
     ids=str,
@@ -268,8 +269,7 @@ def test_few_tiles_share_their_keys(hopper):
     splits = launch["num_splits"]
     assert splits > 1
     assert launch["part_ptr"] is not None
-    assert launch["num_tiles"] == launch["num_slots"] * 8 * splits
-    assert launch["grid"] == (min(launch["num_tiles"], 132), 1, 1)
+    assert launch["grid"] == (132, 1, 1)
     assert merge.launches[0]["num_splits"] == splits
 
 
@@ -289,8 +289,6 @@ def test_heads_share_a_tile_that_one_head_leaves_part_empty(q_len, pack, hopper)
     (launch,) = hopper[0].launches
     assert launch["PACK"] == pack
     assert launch["HEADS"] == 8 // pack
-    # tiles of 128 rows, one that the row's end may leave part empty, one for padding
-    assert launch["num_slots"] == -(-q_len // (128 // pack)) + 2
 
 
 def test_short_rows_beside_a_long_one_share_tiles(hopper):
@@ -301,11 +299,22 @@ def test_short_rows_beside_a_long_one_share_tiles(hopper):
     assert [launch["PACK"] for launch in hopper[0].launches] == [1, 4]
 
 
-def test_every_row_count_has_slots_for_its_tiles(hopper):
-    """Rows of one token more than a tile each need two: no query is left without a slot."""
-    _attend(dataclasses.replace(LONG, rows=((129, 129), (129, 129), (129, 129))))
+@pytest.mark.parametrize("tokens", [16, 24, 32])
+def test_shares_are_counted_for_the_tiles_that_rows_fill(tokens, hopper):
+    """Eight rows of one tile each and eight key heads, 64 tiles: two shares fill the chip, more take a second round.
+
+    Half-empty tiles are tiles: all tokens over a tile's would count half as many, and share keys twice as often.
+    """
+    _attend(dataclasses.replace(LONG, rows=((tokens, 2000),) * 8, heads=(32, 8), phase="verify"))
     (launch,) = hopper[0].launches
-    assert launch["num_slots"] >= 6
+    assert (launch["PACK"], launch["num_splits"]) == (4, 2)
+
+
+def test_the_tile_kernel_counts_them_likewise(hopper):
+    """Drafts of five tokens in tiles of eight: 256 tiles of 32 rows, which fill the chip without shares."""
+    _attend(dataclasses.replace(LONG, rows=((5, 2000),) * 32, heads=(32, 8), phase="verify"))
+    assert len(hopper[1].launches) == 1
+    assert hopper[2].launches == []
 
 
 def test_shares_are_merged_by_powers_of_two(hopper):

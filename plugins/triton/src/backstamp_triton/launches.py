@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from backstamp.attention import LayerSpec
+from backstamp.attention import Batch, LayerSpec
 from backstamp_triton.configs import (
     TileConfig,
     merged_at_once,
@@ -74,9 +74,7 @@ def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token:
         slots = row_tiles = max(batch.num_rows, batch.num_tokens)
     else:
-        # each row may leave its last tile part empty, and the padding tokens form one more row
-        row_tiles = -(-batch.num_tokens // tokens)
-        slots = row_tiles + batch.num_rows + 1
+        row_tiles, slots = _row_tiles(batch, tokens), _most_row_tiles(batch, tokens)
     tiles = row_tiles * spec.num_kv_heads * known.head_blocks
     places = chip.processors * resident_tiles(chip.arch, config, *shape, chip.v_in_k)
     splits = 1
@@ -89,34 +87,22 @@ def _tile_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
 def _prefill_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     """One launch of the Hopper prefill kernel."""
     batch, spec = step.batch, known.spec
-    pack = _prefill_pack(step, known)
-    config = TileConfig(PREFILL_TILE, known.prefill_block, 4, PREFILL_STAGES)
-    row_tiles = -(-batch.num_tokens // (PREFILL_TILE // pack))
     group = spec.num_qo_heads // spec.num_kv_heads
-    tiles = row_tiles * spec.num_kv_heads * -(-group // pack)
+
+    def tiles_of(pack: int) -> int:
+        return _row_tiles(batch, PREFILL_TILE // pack) * -(-group // pack)
+
+    # one query head a tile reads queries row by row; all that share a key head, where that leaves clearly fewer tiles,
+    # as short rows beside a long one do
+    pack = known.pack if tiles_of(known.pack) < 0.9 * tiles_of(1) else 1
+    config = TileConfig(PREFILL_TILE, known.prefill_block, 4, PREFILL_STAGES)
+    tiles = tiles_of(pack) * spec.num_kv_heads
     splits = 1
     if tiles < chip.processors:
         blocks = -(-batch.max_kv_len // config.block_n)
         splits = split_count(tiles, blocks, chip.processors, chip.most_splits(step, known))
-    slots = row_tiles + batch.num_rows + 1
+    slots = _most_row_tiles(batch, PREFILL_TILE // pack)
     return _launch(chip, known, config, pack, splits, slots, _name(chip, spec, step, config, splits))
-
-
-def _prefill_pack(step: Step, known: PreparedLayer) -> int:
-    """Query heads of one tile: one, which reads queries row by row, or all that share a key head where that leaves
-    clearly fewer tiles, as short rows beside a long one do.
-    """
-    batch = step.batch
-    others = max(batch.num_rows - 1, 0)
-    # the host knows of every batch its longest row and all tokens: the others are taken at their mean
-    mean = -(-max(batch.num_tokens - batch.max_q_len, 0) // max(others, 1))
-    group = known.spec.num_qo_heads // known.spec.num_kv_heads
-
-    def tiles(pack: int) -> int:
-        tokens = PREFILL_TILE // pack
-        return (-(-batch.max_q_len // tokens) + others * -(-mean // tokens)) * -(-group // pack)
-
-    return known.pack if tiles(known.pack) < 0.9 * tiles(1) else 1
 
 
 def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
@@ -125,13 +111,26 @@ def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
     if step.one_token:
         slots = row_tiles = max(batch.num_rows, batch.num_tokens)
     else:
-        # each row may leave its last tile part empty, and the padding tokens form one more row
-        row_tiles = -(-batch.num_tokens // tokens)
-        slots = row_tiles + batch.num_rows + 1
+        row_tiles, slots = _row_tiles(batch, tokens), _most_row_tiles(batch, tokens)
     blocks = -(-batch.max_kv_len // LATENT_CONFIG.block_n)
     splits = split_count(row_tiles * known.head_blocks, blocks, chip.processors, chip.most_splits(step, known))
     what = f"latent, {known.spec.num_qo_heads} heads {step.what}{' split' if splits > 1 else ''}"
     return _launch(chip, known, LATENT_CONFIG, known.pack, splits, slots, what)
+
+
+def _row_tiles(batch: Batch, tokens: int) -> int:
+    """About how many tiles of `tokens` tokens the rows fill, by what the host knows of every batch.
+
+    That is its longest row and all tokens: the others are taken at their mean.
+    """
+    others = max(batch.num_rows - 1, 0)
+    mean = -(-max(batch.num_tokens - batch.max_q_len, 0) // max(others, 1))
+    return -(-batch.max_q_len // tokens) + others * -(-mean // tokens)
+
+
+def _most_row_tiles(batch: Batch, tokens: int) -> int:
+    """How many they are at most: each row may leave its last one part empty, and the padding is one more row."""
+    return -(-batch.num_tokens // tokens) + batch.num_rows + 1
 
 
 def _launch(

@@ -1,9 +1,9 @@
 """The loading half of the Hopper prefill kernel: which tile runs next, and its keys and values by TMA.
 
 In: the step's row tensors, the cache as TMA descriptors, shared memory and its barriers. Out: full blocks, announced on
-their barriers. One warp runs it beside the two warpgroups of `prefill_hopper.py`, over the same tiles in the same
-order. It must never read a page id past the keys some query sees, and leaves zeros where a value block has rows that no
-query sees (there the cache may hold NaN).
+their barriers. One warp runs it beside the two warpgroups of `prefill_hopper.py`, and tells them each tile. It must
+never read a page id past the keys some query sees, and leaves zeros where a value block has rows that no query sees
+(there the cache may hold NaN).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from backstamp_triton.gluon_names import copy_box, recast
-from backstamp_triton.prefill_tiles import locate
+from backstamp_triton.prefill_queue import ROWS_AT_ONCE, count_tiles, find_tile, post
+from backstamp_triton.prefill_tiles import bound
 
 __all__ = ["PANEL", "feed"]
 
@@ -27,10 +28,10 @@ def feed(
     v_desc,
     k_pieces,
     v_pieces,
+    tickets,
     bars,
     index,
     step,
-    num_tiles,
     k_places,
     v_places,
     window_left,
@@ -46,12 +47,12 @@ def feed(
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Load every block of every tile of this program, last block first."""
+    """Find every tile of this program, tell it, and load its blocks, the last one first."""
     PIECES: gl.constexpr = BLOCK_N // ROWS
     # bytes of a row; fp16 and bf16 alone come here
     K_BYTES: gl.constexpr = BLOCK_N * DK * 2
     V_BYTES: gl.constexpr = BLOCK_N * DV * 2
-    k_full, k_empty, v_full, v_empty, tail = bars
+    k_full, k_empty, v_full, v_empty, tail, told, read = bars
     page_ids, page_rows, page_ids_stride = index
     num_rows = step[0]
     dtype: gl.constexpr = v_pieces.dtype
@@ -60,11 +61,35 @@ def feed(
     v_eights = recast(v_pieces, dtype, [EIGHTS, 8, PANEL], SHARED)
     turn = 0
     tails = 0
-    for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        head, _split, queries, keys = locate(tile, step, window_left, HEADS, TOKENS, BLOCK_N, CAUSAL)
-        row, _start, _first, _q_len, kv_len, _causal = queries
-        low, high, begin, blocks = keys
-        if blocks > 0:
+    posted = 0
+    num_splits = step[2]
+    programs = gl.num_programs(0)
+    tile = gl.program_id(0)
+    # rows are counted in lots, from the last on; tiles only grow
+    at = num_rows // ROWS_AT_ONCE * ROWS_AT_ONCE
+    after = 0
+    counted = count_tiles(step, at, TOKENS)
+    # a row of padding is always there
+    more = num_rows >= 0
+    while more:
+        number = tile // num_splits // HEADS
+        while (number - after >= counted[1]) & (at > 0):
+            after += counted[1]
+            at -= ROWS_AT_ONCE
+            counted = count_tiles(step, at, TOKENS)
+        more = number - after < counted[1]
+        if more:
+            head = tile // num_splits % HEADS
+            split = tile % num_splits
+            row, nth = find_tile(number, counted, at, after)
+            first = nth * TOKENS
+            post(tickets, told, read, posted, row, first, head, split)
+            posted += 1
+            # every second round the other way about: tiles grow shorter, and who had the longest gets the shortest
+            tile = posted * programs + gl.where(posted % 2 == 0, gl.program_id(0), programs - 1 - gl.program_id(0))
+            queries, keys = bound(row, first, split, step, window_left, TOKENS, BLOCK_N, CAUSAL)
+            _start, _q_len, kv_len, _causal = queries
+            low, high, begin, blocks = keys
             kv_head = head // HEAD_BLOCKS
             some = row < num_rows
             if INDEX == "page_table":
@@ -104,6 +129,7 @@ def feed(
                     _load(
                         v_desc, v_pieces, full, stage, n0, pages, kv_head, v_places, DV, ROWS, PIECES, PAGE_SIZE, INDEX
                     )
+    post(tickets, told, read, posted, -1, 0, 0, 0)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PANEL", "CacheView", "attend_views", "piece_rows", "view_keys_and_values"]
 
-#: Rows (tokens times packed heads) up to which the tile kernel has smaller tiles of its own.
+#: Rows (tokens times packed heads) under which the tile kernel's smaller tiles are faster.
 FEW_ROWS = 64
 #: Columns of a descriptor's box.
 PANEL = 64
@@ -47,7 +47,7 @@ def view_keys_and_values(
     `page_size` is 0 for ragged keys and values.
     """
     batch = step.batch
-    if not known.prefill_block or known.pack * batch.max_q_len <= FEW_ROWS:
+    if not known.prefill_block or known.pack * batch.max_q_len < FEW_ROWS:
         return None
     if step.tree != "no" or batch.kv_starts is not None:
         return None
@@ -108,9 +108,7 @@ def attend_views(
             page_rows,
             batch.num_rows,
             batch.num_tokens,
-            launch.slots,
             launch.splits,
-            tiles,
             0 if page_ids is None else page_ids.stride(0),
             *q_strides[:2],
             *out_strides[:2],

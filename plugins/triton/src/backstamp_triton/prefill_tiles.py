@@ -1,8 +1,7 @@
 """The arithmetic of one Hopper prefill tile: which queries it has, what they see, and how logits become weights.
 
-In: the step's row tensors and a tile's number, or a block of logits. Out: places and bounds, or weights with the
-running peak. Both halves of the kernel walk the tiles by `locate`, so they agree on every block. It loads no query, key
-or value.
+In: the step's row tensors and a tile, or a block of logits. Out: places and bounds, or weights with the running peak.
+Both halves of the kernel read a tile by `bound`, so they agree on every block. It loads no query, key or value.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-__all__ = ["HALF", "locate", "query_rows", "soften"]
+__all__ = ["HALF", "bound", "query_rows", "soften"]
 
 #: Queries of one warpgroup: the rows of a wgmma.
 HALF = gl.constexpr(64)
@@ -18,38 +17,13 @@ MINUS_TWO_LOG2_E = gl.constexpr(-2.8853900817779268)
 
 
 @gluon.jit
-def locate(
-    tile,
-    step,
-    window_left,
-    HEADS: gl.constexpr,
-    TOKENS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    CAUSAL: gl.constexpr,
-):
-    """One tile: its head, its queries, the keys they see, and its share of their blocks (0: no such tile).
-
-    Shares of one tile and tiles of one head group lie side by side, and those with the most keys to read come first.
-    """
-    num_rows, num_tokens, num_slots, num_splits, qo_indptr, kv_lens, causal_rows = step
-    split = tile % num_splits
-    head = tile // num_splits % HEADS
-    slot = num_slots - 1 - tile // num_splits // HEADS
-    # row b's tiles begin at slot `qo_indptr[b] // TOKENS + b`; the tokens past the last row are padding
-    row = 0
-    above = num_rows
-    while row < above:
-        middle = (row + above + 1) // 2
-        begins = gl.load(qo_indptr + middle).to(gl.int32) // TOKENS + middle
-        fits = begins <= slot
-        row = gl.where(fits, middle, row)
-        above = gl.where(fits, above, middle - 1)
+def bound(row, first, split, step, window_left, TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
+    """What one tile's queries are, and its share of the blocks of keys they see: one at least."""
+    num_rows, num_tokens, num_splits, qo_indptr, kv_lens, causal_rows = step
     start = gl.load(qo_indptr + row).to(gl.int32)
-    stop = gl.load(qo_indptr + gl.minimum(row + 1, num_rows)).to(gl.int32)
     has_keys = row < num_rows
-    stop = gl.where(has_keys, stop, num_tokens)
-    q_len = stop - start
-    first = (slot - (start // TOKENS + row)) * TOKENS
+    stop = gl.load(qo_indptr + row + 1, mask=has_keys, other=0).to(gl.int32)
+    q_len = gl.where(has_keys, stop, num_tokens) - start
     # a pad row may carry a negative length
     kv_len = gl.maximum(gl.load(kv_lens + row, mask=has_keys, other=0).to(gl.int32), 0)
     prefix = kv_len - q_len
@@ -72,9 +46,7 @@ def locate(
     blocks = total * (split + 1) // num_splits - share_begin
     # a share without keys still runs one block, past the last key anybody sees: all of it is masked
     begin += gl.where(blocks > 0, share_begin, total)
-    blocks = gl.maximum(blocks, 1)
-    blocks = gl.where(first < q_len, blocks, 0)
-    return head, split, (row, start, first, q_len, kv_len, causal), (low, high, begin, blocks)
+    return (start, q_len, kv_len, causal), (low, high, begin, gl.maximum(blocks, 1))
 
 
 @gluon.jit
