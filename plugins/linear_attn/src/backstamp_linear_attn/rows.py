@@ -6,6 +6,7 @@ graph may record a step and a later `plan` brings its tensors up to date. Never 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
@@ -114,13 +115,14 @@ class TritonRows:
         rate, bias = None, None
         if isinstance(gates, RawGates):
             rate, bias = gates.A_log.contiguous(), gates.dt_bias.contiguous()
+        pool_strides = pool.ssm.stride()
         strides = (
             *(*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *a.stride()[:2], *b.stride()[:2]),
-            *(*out.stride()[:2], *pool.ssm.stride()[:2]),
+            *(*out.stride()[:2], *pool_strides[:2]),
         )
         like = (
             *(layer.num_kv_heads, layer.num_qo_heads, layer.head_dim, layer.v_head_dim, pool.order, bound is None),
-            *(*strides, pool.ssm.stride(2)),
+            *(strides, pool_strides[2]),
             # q, k, v and out have the dtype that was built for
             *(a.dtype, b.dtype, pool.ssm.dtype, slots.dtype, None if rate is None else rate.dtype),
             *(None if bias is None else bias.dtype, alignments(q, k, v, a, b, rate, bias, out, pool.ssm, slots)),
@@ -130,7 +132,7 @@ class TritonRows:
                 advance_rows,
                 state.codes,
                 like,
-                ((batch.num_rows + 1) * layer.num_kv_heads * triton.cdiv(layer.v_head_dim, block_v), 1, 1),
+                ((batch.num_rows + 1) * layer.num_kv_heads * -(-layer.v_head_dim // block_v), 1, 1),
                 (
                     *(q, k, v, a, b, rate, bias, out, pool.ssm, kept),
                     batch.qo_indptr,
@@ -150,7 +152,7 @@ class TritonRows:
                     0 if parents is None else parents.stride(0),
                 ),
                 lambda: {
-                    "POOL_LINE": pool.ssm.stride(2),
+                    "POOL_LINE": pool_strides[2],
                     "KEPT_LINE": 0 if kept is None else kept.stride(3),
                     "HEADS": layer.num_kv_heads,
                     "SHARED": layer.num_kv_heads // layer.num_qo_heads,
@@ -200,6 +202,8 @@ class TritonRows:
         return state
 
 
+# kept: Triton's own arithmetic on whole numbers takes the host as long as a check of the call
+@functools.lru_cache(maxsize=64)
 def blocks_of(head_dim: int, v_head_dim: int, order: Literal["vk", "kv"]) -> tuple[int, int, int]:
     """Key channels, value channels and warps of one program."""
     block_k = triton.next_power_of_2(head_dim)
