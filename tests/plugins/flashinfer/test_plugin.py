@@ -98,12 +98,13 @@ def test_other_hosts_are_refused(host: str, said: str) -> None:
         ({"flashinfer-python": "0.8.0"}, "flashinfer-python>=0.7.4,<0.8"),
         ({"flashinfer-cubin": "0.7.5"}, "flashinfer-cubin"),
         ({"flashinfer-jit-cache": "0.7.3"}, "flashinfer-jit-cache"),
+        ({"triton": "3.5.1"}, "triton>=3.6"),
     ],
-    ids=["old", "new", "cubin", "jit-cache"],
+    ids=["old", "new", "cubin", "jit-cache", "triton"],
 )
 def test_libraries_apart_are_refused_with_both_versions(changed: dict[str, str], said: str) -> None:
     """A floor, a ceiling, and companions of another version than the library's own."""
-    together = {"flashinfer-python": "0.7.4", "torch": "2.11.0"}
+    together = {"flashinfer-python": "0.7.4", "torch": "2.11.0", "triton": "3.6.0"}
     named = {"flashinfer-cubin": "0.7.4", "flashinfer-jit-cache": "0.7.4+cu130"}
     assert resolved("h100", together).running
     assert resolved("h100", together | named).running

@@ -23,8 +23,9 @@ from backstamp.factories import BuildRequest
 from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import IndexForm, check_batch, check_build, refusal
+from backstamp_flashinfer.page_list import PageLists
 from backstamp_flashinfer.routes import FA2_QUERY_TOKENS, LayerKind, choose_route, kind_of
-from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages, single_row
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, single_row
 from backstamp_flashinfer.step import Keys, KnownLayer, Step
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.trees import write_mask
@@ -43,6 +44,7 @@ class FlashInferAttention:
         self._request, self._hopper = request, hopper
         self._check_call = CallChecks(request)
         self._device = torch.device(request.device)
+        self._page_lists = PageLists(self._device)
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
         # read as float32. Source: attention/_core.py:_sink_jit_args
         self._sinks = SinkBuffers(request, (torch.float32,))
@@ -158,7 +160,7 @@ class FlashInferAttention:
         rows = read_uniform_rows(self._request, batch) if step.capture else read_rows(self._request, batch, paged=True)
         if rows.num_tokens > 0:
             step.rows = rows
-            step.pages = row_pages(batch.index, step.form, rows, self._device)
+            step.pages = self._page_lists.of(batch.index, step.form, rows)
 
     def _keys(self, step: Step, kv: PagedKV | None, known: KnownLayer) -> Keys:
         """Where a layer's keys lie, held against the step that was planned."""
@@ -236,7 +238,7 @@ class FlashInferAttention:
         kept = refresh_batch(self._request, step.batch, batch)
         rows = read_uniform_rows(self._request, batch)
         step.batch, step.form = kept, form
-        step.rows, step.pages = rows, row_pages(batch.index, form, rows, self._device)
+        step.rows, step.pages = rows, self._page_lists.of(batch.index, form, rows)
         assert isinstance(batch.causal, bool)
         if any(planned.ran for planned in step.plans.values()):
             for key in [key for key, planned in step.plans.items() if not planned.ran]:

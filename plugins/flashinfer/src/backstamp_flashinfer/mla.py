@@ -18,7 +18,8 @@ from backstamp.factories import BuildRequest
 from backstamp.jit_notice import compiling
 from backstamp.repeated_calls import CallChecks
 from backstamp.step_checks import check_batch, check_build, refusal
-from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch, row_pages
+from backstamp_flashinfer.page_list import PageLists
+from backstamp_flashinfer.rows import HostRows, read_rows, read_uniform_rows, refresh_batch
 from backstamp_flashinfer.tensors import DTYPES, cover_pads, even_strides, refuse_odd_strides
 from backstamp_flashinfer.wrappers import WORKSPACE_BYTES, Fence
 
@@ -51,6 +52,7 @@ class FlashInferMLA:
         self._device = torch.device(request.device)
         self._dtype = DTYPES[request.dtype]
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._page_lists = PageLists(self._device)
         self._fence = Fence(self._device)
         self._kinds = tuple(dict.fromkeys((layer.num_qo_heads, layer.scale) for layer in request.layers))
 
@@ -78,7 +80,7 @@ class FlashInferMLA:
         if rows is not None:
             # the library gives up pinned memory with a plan, and the next may be given it while a copy still runs
             self._fence.wait()
-            pages = row_pages(batch.index, form, rows, self._device)
+            pages = self._page_lists.of(batch.index, form, rows)
             for kind in self._kinds:
                 if kind not in state.wrappers:
                     state.wrappers[kind] = self._wrapper(batch, capture)

@@ -41,7 +41,8 @@ MHA = Offer(
     plan="host",
     inputs=frozenset({"host_lens"}),
     # 0.7.4 is the version these calls were read in, and 0.8 may change them
-    requires=("flashinfer-python>=0.7.4,<0.8", "torch>=2.11"),
+    # page lists are gathered by a Triton kernel of our own
+    requires=("flashinfer-python>=0.7.4,<0.8", "triton>=3.6", "torch>=2.11"),
     # kernels of another version are refused or ignored by the library. Source: jit/env.py:_check_cubin_version
     companions=("flashinfer-cubin", "flashinfer-jit-cache"),
 )

@@ -1,7 +1,6 @@
-"""The host half of a step: what `plan` tells the library about each row, and the page list it reads.
+"""The host half of a step: what `plan` tells the library about each row.
 
-In: a `Batch` with exact host mirrors. Out: `HostRows`, tensors on the CPU, and one list of page ids on the device.
-Never reads a device value: the page list is gathered with sizes that the host knows.
+In: a `Batch` with exact host mirrors. Out: `HostRows`, tensors on the CPU. Never reads a device value.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from backstamp.attention import Batch, KVIndex
+from backstamp.attention import Batch
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import IndexForm, refusal
+from backstamp.step_checks import refusal
 
 #: Host vectors of a step, i32: a call of numpy costs a fifth of one of torch, and a step takes thirty.
 Numbers: TypeAlias = "npt.NDArray[np.int32]"
 
-__all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "row_pages", "single_row"]
+__all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "single_row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +64,6 @@ def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
         needed = f"{batch.num_tokens} tokens shared evenly by {batch.num_rows} rows, in a step to capture or replay"
         raise refusal(request, "qo_indptr_host", needed, str(qo_indptr.tolist()), phase=batch.phase)
     return rows
-
-
-def row_pages(index: KVIndex, form: IndexForm, rows: HostRows, device: torch.device) -> Tensor:
-    """The page ids of all rows, in order, `[num_pages]` i32: entries past a row's last page are left out."""
-    listed = index.kv_indices if form == "csr" else None
-    if listed is not None and listed.shape[0] == rows.num_pages and listed.dtype == torch.int32:
-        # every row has its pages listed, so a list of no more entries than pages has no slack: it is the answer
-        return listed
-    indptr = rows.page_indptr.to(device, non_blocking=True).long()
-    counts = indptr[1:] - indptr[:-1]
-    row = torch.repeat_interleave(counts, output_size=rows.num_pages)
-    at = torch.arange(rows.num_pages, device=device) - indptr[row]
-    if form == "csr":
-        assert index.kv_indptr is not None, "the form was checked"
-        assert index.kv_indices is not None, "the form was checked"
-        return index.kv_indices[index.kv_indptr[row] + at].to(torch.int32)
-    if form == "page_table":
-        assert index.page_table is not None, "the form was checked"
-        return index.page_table[row, at].to(torch.int32)
-    assert index.table is not None, "the form was checked"
-    assert index.row_ids is not None, "the form was checked"
-    return index.table[index.row_ids[row].long(), at].to(torch.int32)
 
 
 def single_row(request: BuildRequest, tokens: int) -> HostRows:
