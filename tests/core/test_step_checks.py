@@ -148,6 +148,8 @@ FLAT = make_tree([2, 3], [9, 30], "full")
 TABLE = STEP.batch.index.page_table
 CSR = replace(ABLE, index_forms=frozenset({"csr"}))
 CSR_INDEX = make_batch([2, 3], [9, 30], index_form="csr").batch.index
+INDIRECT = replace(ABLE, index_forms=frozenset({"indirect"}))
+INDIRECT_INDEX = make_batch([2, 3], [9, 30], index_form="indirect").batch.index
 BATCHES: list[tuple[str, Offer, MadeStep, dict[str, bool]]] = [
     ("phase", PLAIN, changed(phase="encode"), {}),
     ("capture", PLAIN, STEP, {"capture": True}),
@@ -203,9 +205,19 @@ BATCHES: list[tuple[str, Offer, MadeStep, dict[str, bool]]] = [
         changed(index=replace(STEP.batch.index, page_table=TABLE.mT.contiguous().mT)),
         {},
     ),
+    (
+        "index.page_table device",
+        PLAIN,
+        changed(index=replace(STEP.batch.index, page_table=TABLE.to("meta"))),
+        {},
+    ),
     ("index.kv_indptr", CSR, changed(index=replace(CSR_INDEX, kv_indptr=ONES)), {}),
     ("index.kv_indices", CSR, changed(index=replace(CSR_INDEX, kv_indices=CSR_INDEX.kv_indices.float())), {}),
     ("index.kv_indices device", CSR, changed(index=replace(CSR_INDEX, kv_indices=META)), {}),
+    ("index.table", INDIRECT, changed(index=replace(INDIRECT_INDEX, table=ONES)), {}),
+    ("index.table device", INDIRECT, changed(index=replace(INDIRECT_INDEX, table=TABLE.to("meta"))), {}),
+    ("index.row_ids: [2]", INDIRECT, changed(index=replace(INDIRECT_INDEX, row_ids=ONES[:1])), {}),
+    ("index.row_ids: [2]", INDIRECT, changed(index=replace(INDIRECT_INDEX, row_ids=ONES.float())), {}),
 ]
 
 

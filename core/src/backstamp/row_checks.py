@@ -113,13 +113,16 @@ def vector_faults(
     request: BuildRequest, field: str, tensor: Tensor, size: int, *dtypes: str, host: bool = False
 ) -> Sequence[Fault]:
     """The faults of a vector that a kernel reads `size` numbers of, one after the other; `host` wants it on the CPU."""
-    faults: list[Fault] = []
-    shape = tensor.shape
-    if dtype_text(tensor.dtype) not in dtypes or len(shape) != 1 or shape[0] < size:
-        faults.append((field, f"[{size}] {' or '.join(dtypes)}", f"{list(shape)} {tensor.dtype}"))
-    elif tensor.stride(0) != 1 and shape[0] > 1:
-        faults.append((field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"))
     asked = "cpu" if host else request.device
+    fits = dtype_text(tensor.dtype) in dtypes and tensor.dim() == 1 and tensor.numel() >= size
+    faults: list[Fault] = []
+    # of a vector: a stride of 1, or nothing to step over
+    if fits and tensor.is_contiguous() and _is_on(asked, tensor.device):
+        return faults
+    if not fits:
+        faults.append((field, f"[{size}] {' or '.join(dtypes)}", f"{list(tensor.shape)} {tensor.dtype}"))
+    elif not tensor.is_contiguous():
+        faults.append((field, f"[{size}] with a stride of 1", f"a stride of {tensor.stride(0)}"))
     if not _is_on(asked, tensor.device):
         faults.append((f"{field} device", asked, str(tensor.device)))
     return faults

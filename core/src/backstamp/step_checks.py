@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from backstamp.attention import Batch
+from backstamp.attention import Batch, TreeMask
 from backstamp.call_checks import check_call
 from backstamp.factories import BuildRequest
 from backstamp.row_checks import (
@@ -65,14 +65,14 @@ def _batch_faults(
         yield "phase", f"one of {', '.join(request.phases)}", batch.phase
     if capture and offer.graph == "never":
         yield "capture", "no CUDA graph, as declared", "a step to capture"
-    for field, most, found in (
-        ("num_rows", request.max_rows, batch.num_rows),
-        ("num_tokens", request.max_tokens, batch.num_tokens),
-        ("max_kv_len", request.max_kv_len, batch.max_kv_len),
-    ):
-        if found > most:
-            yield field, f"at most {most}, as built", str(found)
-    yield from _causal_faults(request, batch, row_causal)
+    if batch.num_rows > request.max_rows:
+        yield _too_many("num_rows", request.max_rows, batch.num_rows)
+    if batch.num_tokens > request.max_tokens:
+        yield _too_many("num_tokens", request.max_tokens, batch.num_tokens)
+    if batch.max_kv_len > request.max_kv_len:
+        yield _too_many("max_kv_len", request.max_kv_len, batch.max_kv_len)
+    if batch.causal is not True:
+        yield from _causal_faults(request, batch, row_causal)
     if batch.kv_starts is not None and not left_padding:
         yield "kv_starts", "rows without left padding", "kv_starts"
     inputs = offer.inputs | offer.phase_inputs.get(batch.phase, frozenset())
@@ -83,11 +83,16 @@ def _batch_faults(
             yield "host_lens", needed, "none" if missing else "upper bounds (host_exact False)"
     if "token_rows" in inputs and batch.token_rows is None:
         yield "token_rows", f"[{batch.num_tokens}] torch.int32", "None"
-    yield from _tree_faults(request, batch)
+    if batch.tree is not None:
+        yield from _tree_faults(request, batch, batch.tree)
     yield from _length_faults(request, batch, inputs)
     if batch.index.page_size != request.page_size and forms_of(batch.index):
         yield "page_size", f"{request.page_size} tokens, as built", str(batch.index.page_size)
     yield from _index_faults(request, batch, form)
+
+
+def _too_many(field: str, most: int, found: int) -> Fault:
+    return field, f"at most {most}, as built", str(found)
 
 
 def _causal_faults(request: BuildRequest, batch: Batch, row_causal: bool) -> Iterator[Fault]:
@@ -105,28 +110,21 @@ def _causal_faults(request: BuildRequest, batch: Batch, row_causal: bool) -> Ite
 def _length_faults(request: BuildRequest, batch: Batch, inputs: frozenset[str]) -> Iterator[Fault]:
     """The vectors of lengths, offsets and slots that the kernel, or its host half, will read."""
     rows, tokens = batch.num_rows, batch.num_tokens
-    for field, tensor, size in (
-        ("qo_indptr", batch.qo_indptr, rows + 1),
-        ("kv_lens", batch.kv_lens, rows),
-        ("kv_starts", batch.kv_starts, rows),
-        ("token_rows", batch.token_rows if "token_rows" in inputs else None, tokens),
-    ):
-        if tensor is not None:
-            yield from vector_faults(request, field, tensor, size, _I32)
-    for field, tensor, size in (
-        ("qo_indptr_host", batch.qo_indptr_host, rows + 1),
-        ("kv_lens_host", batch.kv_lens_host, rows),
-    ):
-        if tensor is not None:
-            yield from vector_faults(request, field, tensor, size, _I32, host=True)
+    yield from vector_faults(request, "qo_indptr", batch.qo_indptr, rows + 1, _I32)
+    yield from vector_faults(request, "kv_lens", batch.kv_lens, rows, _I32)
+    if batch.kv_starts is not None:
+        yield from vector_faults(request, "kv_starts", batch.kv_starts, rows, _I32)
+    if batch.token_rows is not None and "token_rows" in inputs:
+        yield from vector_faults(request, "token_rows", batch.token_rows, tokens, _I32)
+    if batch.qo_indptr_host is not None:
+        yield from vector_faults(request, "qo_indptr_host", batch.qo_indptr_host, rows + 1, _I32, host=True)
+    if batch.kv_lens_host is not None:
+        yield from vector_faults(request, "kv_lens_host", batch.kv_lens_host, rows, _I32, host=True)
     if batch.slot_mapping is not None and "fused_write" in request.offer.features:
         yield from vector_faults(request, "slot_mapping", batch.slot_mapping, tokens, _I64)
 
 
-def _tree_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
-    tree = batch.tree
-    if tree is None:
-        return
+def _tree_faults(request: BuildRequest, batch: Batch, tree: TreeMask) -> Iterator[Fault]:
     if "tree_mask" not in request.offer.features:
         yield "tree", "a step without a tree mask", f"a tree mask of kind {tree.kind}"
     elif tree.kind not in _TREE_KINDS:
@@ -146,22 +144,22 @@ def _tree_faults(request: BuildRequest, batch: Batch) -> Iterator[Fault]:
 
 
 def _index_faults(request: BuildRequest, batch: Batch, form: IndexForm) -> Iterator[Fault]:
-    """Shapes, dtypes and devices of the index the kernel will read."""
+    """Shapes, dtypes and devices of the index the kernel will read; a form is chosen because its tensors are there."""
     index, rows = batch.index, batch.num_rows
-    tensors: tuple[tuple[str, Tensor | None, int, int], ...] = ()
-    if form == "page_table":
-        tensors = (("index.page_table", index.page_table, 2, rows),)
-    elif form == "csr":
-        tensors = (("index.kv_indptr", index.kv_indptr, 1, rows + 1), ("index.kv_indices", index.kv_indices, 1, 0))
-    elif form == "indirect":
-        tensors = (("index.table", index.table, 2, 0), ("index.row_ids", index.row_ids, 1, rows))
-    for field, tensor, dims, size in tensors:
-        assert tensor is not None, "the form was chosen because its tensors are there"
-        if dims == 1:
-            yield from vector_faults(request, field, tensor, size, _I32, _I64)
-            continue
-        if dtype_text(tensor.dtype) not in (_I32, _I64) or tensor.dim() != dims or tensor.shape[0] < size:
-            yield field, f"{dims} dimensions of at least {size} whole numbers", f"{list(tensor.shape)} {tensor.dtype}"
-        elif tensor.shape[1] > 1 and tensor.stride(1) != 1:
-            yield field, "a last stride of 1", str(tensor.stride(1))
-        yield from device_fault(request, field, tensor)
+    if form == "page_table" and index.page_table is not None:
+        yield from _table_faults(request, "index.page_table", index.page_table, rows)
+    elif form == "csr" and index.kv_indptr is not None and index.kv_indices is not None:
+        yield from vector_faults(request, "index.kv_indptr", index.kv_indptr, rows + 1, _I32, _I64)
+        yield from vector_faults(request, "index.kv_indices", index.kv_indices, 0, _I32, _I64)
+    elif form == "indirect" and index.table is not None and index.row_ids is not None:
+        yield from _table_faults(request, "index.table", index.table, 0)
+        yield from vector_faults(request, "index.row_ids", index.row_ids, rows, _I32, _I64)
+
+
+def _table_faults(request: BuildRequest, field: str, table: Tensor, rows: int) -> Iterator[Fault]:
+    shape = table.shape
+    if dtype_text(table.dtype) not in (_I32, _I64) or len(shape) != 2 or shape[0] < rows:
+        yield field, f"2 dimensions of at least {rows} whole numbers", f"{list(shape)} {table.dtype}"
+    elif shape[1] > 1 and table.stride(1) != 1:
+        yield field, "a last stride of 1", str(table.stride(1))
+    yield from device_fault(request, field, table)
