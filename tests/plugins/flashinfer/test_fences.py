@@ -10,7 +10,7 @@ import torch
 
 from tests.libraries.fake import Call, FakeLibrary
 from tests.plugins.flashinfer.library import DECODE, MLA, PREFILL
-from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, ONE, build, draw, forward
+from tests.plugins.flashinfer.steps import LATENT, LAYER, MIXED, ONE, build, draw, forward, held
 
 
 def recording_fence(library: FakeLibrary) -> type:
@@ -67,18 +67,30 @@ def test_a_wrapper_is_let_go_only_after_its_last_copy(library: FakeLibrary, monk
     assert kept.plans
 
 
+def test_a_state_planned_again_gives_back_what_it_had(library: FakeLibrary) -> None:
+    """A wrapper that nobody keeps is freed under its last copy; and an old plan would answer for a layer's new step."""
+    step, shorter = draw(MIXED), draw(((2, 30), (8, 8)))
+    backend = build(step, layers=(LAYER, replace(LAYER, layer_id=1, window_left=6)))
+    state = None
+    for made in (step, shorter, step):
+        state = backend.plan(made.batch, state=state)
+        held(forward(backend, made, state), made)
+    assert len(library.called(f"{PREFILL}.__init__")) == 1
+    assert len(library.called(f"{PREFILL}.plan")) == 3
+
+
 def test_a_step_dropped_while_idle_wrappers_are_looked_through_is_kept_apart(library: FakeLibrary) -> None:
     """The garbage collector may end one at any allocation, in the middle of that loop."""
     step = draw(MIXED)
     backend = build(step)
-    held = [backend.plan(step.batch) for _ in range(4)]
-    del held[:2]
+    kept = [backend.plan(step.batch) for _ in range(4)]
+    del kept[:2]
 
     class Dropping:
         """A route that equals none, and drops a step when it is compared."""
 
         def __eq__(self, other: object) -> bool:
-            held.clear()
+            kept.clear()
             return False
 
         __hash__ = None  # type: ignore[assignment]
@@ -88,7 +100,7 @@ def test_a_step_dropped_while_idle_wrappers_are_looked_through_is_kept_apart(lib
     for idle in pool._idle:
         idle.route = Dropping()
     assert backend.plan(step.batch).plans
-    assert not held
+    assert not kept
 
 
 def test_forward_waits_only_where_a_kind_was_left_out(library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

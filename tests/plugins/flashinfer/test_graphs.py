@@ -39,6 +39,17 @@ def test_a_recorded_step_replays_with_other_lengths(
     held(forward(backend, replace(step, batch=fewer), state), replace(step, batch=fewer))
 
 
+def test_a_shorter_bound_does_not_become_the_recorded_one(library: FakeLibrary) -> None:
+    """An engine may bound each replay by its own longest row; the recorded buffers hold the first bound."""
+    step = draw(ONE, phase="decode")
+    recorded = replace(step, batch=replace(step.batch, max_kv_len=512))
+    backend = build(step)
+    state = backend.plan(recorded.batch, capture=True)
+    for made in (step, recorded):
+        backend.plan(made.batch, state=state)
+        held(forward(backend, made, state), made)
+
+
 def test_a_recorded_tree_replays_with_another_tree(library: FakeLibrary) -> None:
     """The recorded buffer gets the new values."""
     step = draw(CHAIN, tree="qlen", phase="verify")

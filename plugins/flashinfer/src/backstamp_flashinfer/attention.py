@@ -71,11 +71,11 @@ class FlashInferAttention:
             raise refusal(self._request, "index", "the pages of a cache", found, phase=batch.phase)
         if state is not None and state.capture:
             return self._refresh(state, batch, form)
-        # what a graph records is never handed to another step
-        step = Step() if state is None or capture else state
-        if step is not state and not capture:
-            weakref.finalize(step, _give_back, self._pool, step.plans).atexit = False
-        _give_back(self._pool, step.plans)
+        if state is None or capture:
+            step = Step(self._pool)
+        else:
+            step = state
+            step.give_back()
         step.batch, step.form, step.capture = batch, form, capture
         self._read(step)
         if step.rows is not None and (capture or len(self._kinds) == 1):
@@ -216,12 +216,12 @@ class FlashInferAttention:
 
     def _sizes(self, batch: Batch, rows: HostRows, capture: bool) -> dict[str, int]:
         """Fixed sizes: the graph key's bounds for a step to record, else the step's own, rounded to be met again."""
-        pages, kv_len = rows.num_pages, int(rows.kv_lens.max())
         if capture:
             kv_len = batch.max_kv_len
             pages = batch.num_rows * -(-kv_len // self._request.page_size)
         else:
-            pages, kv_len = (1 << max(0, number - 1).bit_length() for number in (pages, kv_len))
+            numbers = (rows.num_pages, int(rows.kv_lens.numpy().max()))
+            pages, kv_len = (1 << max(0, number - 1).bit_length() for number in numbers)
         return {
             "rows": batch.num_rows,
             "tokens": rows.num_tokens,
@@ -283,10 +283,3 @@ class FlashInferAttention:
             out.copy_(target)
         if lse is not None:
             torch.mul(base2, _LN_2, out=lse)
-
-
-def _give_back(pool: WrapperPool, plans: dict[tuple[LayerKind, Keys], Planned]) -> None:
-    """Also how a dropped step ends, in the garbage collector: it must not wait, nor ask the device anything."""
-    for planned in plans.values():
-        pool.give(planned)
-    plans.clear()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
-from backstamp.jit_notice import compiling
+from backstamp.jit_notice import Announcer
 from backstamp.repeated_calls import CallChecks
 from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_flashinfer.page_list import PageLists
@@ -52,6 +52,7 @@ class FlashInferMLA:
         self._device = torch.device(request.device)
         self._dtype = DTYPES[request.dtype]
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
+        self._compiles = Announcer("flashinfer")
         self._page_lists = PageLists(self._device)
         self._fence = Fence(self._device)
         self._kinds = tuple(dict.fromkeys((layer.num_qo_heads, layer.scale) for layer in request.layers))
@@ -198,9 +199,8 @@ class FlashInferMLA:
         pages: Tensor,
     ) -> None:
         heads, scale = kind
-        what = f"mla {self._backend} {str(self._dtype).removeprefix('torch.')} {LATENT} {ROPE}"
         try:
-            with compiling("flashinfer", what):
+            with self._compiles.first("mla", self._backend, str(self._dtype).removeprefix("torch."), LATENT, ROPE):
                 wrapper.plan(
                     metadata=MLAPlanMetadata.csr(rows.qo_indptr, rows.page_indptr, pages, rows.kv_lens),
                     num_heads=heads,

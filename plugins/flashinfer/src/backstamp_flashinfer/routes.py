@@ -6,8 +6,7 @@ library's own "auto" may hand a step to cuDNN or XQA, and the stamp would then n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from backstamp.attention import LayerSpec
 
@@ -19,8 +18,7 @@ FA3_HEAD_DIMS = frozenset({64, 128, 256})
 FA2_QUERY_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKind:
+class LayerKind(NamedTuple):
     """What the library is planned with; layers that agree in it share a plan."""
 
     num_qo_heads: int
@@ -33,8 +31,7 @@ class LayerKind:
     sinks: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(NamedTuple):
     """One wrapper of the library, and all it is constructed with.
 
     Attributes:

@@ -5,8 +5,8 @@ In: a `Batch` with exact host mirrors. Out: `HostRows`, tensors on the CPU. Neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,7 @@ Numbers: TypeAlias = "npt.NDArray[np.int32]"
 __all__ = ["HostRows", "read_rows", "read_uniform_rows", "refresh_batch", "single_row"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRows:
+class HostRows(NamedTuple):
     """Rows as the library counts them; every tensor is i32 on the CPU.
 
     Attributes:
@@ -49,7 +48,8 @@ def read_rows(request: BuildRequest, batch: Batch, *, paged: bool) -> HostRows:
     """Read a step of any shape; in a paged one in which token i is the only one of row i, `q_len` is 1."""
     qo_indptr, kv_lens = _mirrors(batch)
     rows = _uniform(request, batch, qo_indptr, kv_lens) if paged and batch.num_tokens == batch.num_rows else None
-    return rows or _host_rows(request, qo_indptr, kv_lens, None)
+    # a copy: layers may read it after the engine has written the next step's
+    return rows or _host_rows(request, qo_indptr.copy(), kv_lens, None)
 
 
 def read_uniform_rows(request: BuildRequest, batch: Batch) -> HostRows:
@@ -89,7 +89,8 @@ def refresh_batch(request: BuildRequest, old: Batch, new: Batch) -> Batch:
         found = str(new.max_kv_len)
         raise refusal(request, "max_kv_len", f"at most {old.max_kv_len}, as recorded", found, phase=new.phase)
     if old.tree is None or new.tree is None:
-        return replace(new, tree=None, max_kv_len=old.max_kv_len)
+        # the two are of one kind, None here
+        return new if new.max_kv_len == old.max_kv_len else replace(new, max_kv_len=old.max_kv_len)
     pairs = [("tree.buffer", old.tree.buffer, new.tree.buffer)]
     if old.tree.indptr is not None and new.tree.indptr is not None:
         pairs.append(("tree.indptr", old.tree.indptr, new.tree.indptr))
@@ -119,12 +120,13 @@ def _moved(request: BuildRequest, name: str, target: Tensor, source: Tensor, *, 
 
 
 def _mirrors(batch: Batch) -> tuple[Numbers, Numbers]:
+    """`[B+1]` query offsets, in the engine's own memory, and `[B]` lengths, in ours."""
     starts, lens = batch.qo_indptr_host, batch.kv_lens_host
     assert starts is not None, "check_batch asks for exact host lengths"
     assert lens is not None, "check_batch asks for exact host lengths"
     rows = batch.num_rows
     # a pad row may carry a negative length
-    return starts.numpy()[: rows + 1].astype(np.int32), np.maximum(lens.numpy()[:rows].astype(np.int32), 0)
+    return starts.numpy()[: rows + 1], np.maximum(lens.numpy()[:rows], 0)
 
 
 def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: Numbers) -> HostRows | None:
@@ -132,8 +134,11 @@ def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: N
     if batch.num_rows == 0 or batch.num_tokens % batch.num_rows:
         return None
     length = batch.num_tokens // batch.num_rows
-    even = np.arange(batch.num_rows + 1, dtype=np.int32) * length
-    if not (qo_indptr == even).all():
+    even = np.arange(batch.num_rows + 1, dtype=np.int32)
+    if length != 1:
+        even *= length
+    # as bytes: a comparison by numbers costs ten times as much
+    if qo_indptr.tobytes() != even.tobytes():
         owned = qo_indptr[1:] - qo_indptr[:-1]
         in_place = (owned == length) & (qo_indptr[:-1] == even[:-1])
         if not (in_place | (owned == 0)).all():
@@ -144,23 +149,24 @@ def _uniform(request: BuildRequest, batch: Batch, qo_indptr: Numbers, kv_lens: N
 
 
 def _host_rows(request: BuildRequest, qo_indptr: Numbers, kv_lens: Numbers, q_len: int | None) -> HostRows:
+    """Count the pages of i32 offsets and lengths that nobody else will write."""
     size = request.page_size
-    pages = (kv_lens + (size - 1)) // size
+    pages, last = np.divmod(kv_lens + (size - 1), size)
     page_indptr = np.zeros(len(qo_indptr), np.int32)
-    pages.cumsum(out=page_indptr[1:])
-    # 0 of no page, else 1 to a page
-    last = kv_lens - np.maximum(pages - 1, 0) * size
+    np.add.accumulate(pages, out=page_indptr[1:])
+    # 1 to a page, but 0 of no page
+    last += 1
+    np.minimum(last, kv_lens, out=last)
     longest = q_len
     if longest is None:
         longest = int((qo_indptr[1:] - qo_indptr[:-1]).max()) if len(kv_lens) else 0
-    qo_indptr, kv_lens, last = (numbers.astype(np.int32, copy=False) for numbers in (qo_indptr, kv_lens, last))
     return HostRows(
         qo_indptr=torch.from_numpy(qo_indptr),
         kv_lens=torch.from_numpy(kv_lens),
         page_indptr=torch.from_numpy(page_indptr),
         last_page_len=torch.from_numpy(last),
-        num_tokens=int(qo_indptr[-1]),
-        num_pages=int(page_indptr[-1]),
+        num_tokens=qo_indptr.item(-1),
+        num_pages=page_indptr.item(-1),
         max_q_len=longest,
         q_len=q_len,
     )

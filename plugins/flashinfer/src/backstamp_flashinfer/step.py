@@ -16,7 +16,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV
 from backstamp.step_checks import IndexForm
 from backstamp_flashinfer.routes import LayerKind
 from backstamp_flashinfer.rows import HostRows
-from backstamp_flashinfer.wrappers import Planned
+from backstamp_flashinfer.wrappers import Planned, WrapperPool
 
 __all__ = ["Keys", "KnownLayer", "Step"]
 
@@ -35,9 +35,10 @@ class Step:
         plans: by kind of layer and where its keys lie.
     """
 
-    __slots__ = ("__weakref__", "batch", "capture", "form", "pages", "plans", "ragged", "rows")
+    __slots__ = ("_pool", "batch", "capture", "form", "pages", "plans", "ragged", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, pool: WrapperPool) -> None:
+        self._pool = pool
         self.batch: Batch
         self.form: IndexForm
         self.rows: HostRows | None = None
@@ -45,6 +46,17 @@ class Step:
         self.pages: Tensor | None = None
         self.capture = False
         self.plans: dict[tuple[LayerKind, Keys], Planned] = {}
+
+    def __del__(self) -> None:
+        # what a graph records is never handed to another step
+        if not self.capture:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Hand its wrappers on. The garbage collector may call this: it must not wait, nor ask the device anything."""
+        for planned in self.plans.values():
+            self._pool.give(planned)
+        self.plans.clear()
 
     def rows_of(self, keys: Keys) -> HostRows:
         """The host half for one place of keys."""
