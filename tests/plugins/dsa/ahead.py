@@ -15,7 +15,11 @@ __all__ = ["Job", "compile_job"]
 POINTERS = {
     **dict.fromkeys(("indices_ptr", "slots_ptr", "ends_ptr", "qo_indptr", "kv_lens", "page_ids", "page_rows"), "*i32"),
     **dict.fromkeys(("lse_ptr", "part_lse_ptr", "sinks_ptr", "weights_ptr", "logits_ptr"), "*fp32"),
-    "seen_ptr": "*i1",
+    **dict.fromkeys(("seen_ptr", "seen"), "*i1"),
+    "rows": "*i64",
+    "ids": "*i32",
+    "lens": "*i32",
+    "table": "*i32",
 }
 
 
@@ -23,7 +27,7 @@ POINTERS = {
 class Job:
     """One kernel for one chip: "attend", "split", "merge", "parts" (two parts of a library's), "slots" or "logits".
 
-    On SM90 also "hopper" and "hopper split".
+    "dense" and "dense rows" fill a launch of all rows and of some. On SM90 also "hopper" and "hopper split".
     """
 
     arch: str
@@ -41,6 +45,7 @@ def compile_job(job: Job) -> dict[str, object]:
     """Compile one kernel with the launcher's own table."""
     from backstamp_dsa.attend import attend_slots, merge_shares
     from backstamp_dsa.configs import attend_config, logits_config
+    from backstamp_dsa.dense_fill import BLOCK, fill_kernel
     from backstamp_dsa.indexer import index_logits
     from backstamp_dsa.slots import slot_kernel
 
@@ -63,6 +68,10 @@ def compile_job(job: Job) -> dict[str, object]:
         constants = {"SOURCE": job.source, "INDEX": job.index, "CAUSAL": True, "BLOCK": 512}
         absent = rows if job.source == "given" else rows | {"indices_ptr"}
         return _compile(slot_kernel, job, constants, absent, 4, 3)
+    if job.kernel.startswith("dense"):
+        absent = set() if job.kernel == "dense rows" else {"rows"}
+        looked_at = [one.name for one in fill_kernel.params if not (one.is_constexpr or one.do_not_specialize)]
+        return _compile(fill_kernel, job, {"BLOCK": BLOCK}, absent, 4, 3) | {"looked_at": looked_at}
     config = logits_config(job.arch, itemsize)
     constants = {"HEADS": 64, "DIM": 128, "INDEX": job.index, "CAUSAL": True, "BLOCK_N": config.block_n}
     return _compile(index_logits, job, constants, rows, config.num_warps, config.num_stages)

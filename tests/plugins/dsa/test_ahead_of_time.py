@@ -31,6 +31,8 @@ def _jobs() -> list[Job]:
             Job(arch, "slots", index=FORMS[at % 3], source=SOURCES[(at + at // 3) % 3]),
             Job(arch, "logits", DTYPES[(at + 1) % 3], index=FORMS[(at + 1) % 3]),
         ]
+    # the library behind it has images for SM90 alone
+    jobs += [Job("9.0", "dense"), Job("9.0", "dense rows")]
     jobs += [Job("9.0", "hopper", "bf16"), Job("9.0", "hopper", "fp16", heads=20), Job("9.0", "hopper split", "bf16")]
     return jobs
 
@@ -68,6 +70,12 @@ def test_the_kernel_compiles_and_fits_its_chip(job, compiled):
 def test_the_kernel_for_hopper_compiles_to_warpgroup_products(job, compiled):
     """36 score a block of keys, four a half fold its values."""
     assert compiled[str(job)]["products"] == 36 + 4 + 4
+
+
+@pytest.mark.parametrize("name", ["dense", "dense rows"])
+def test_no_argument_of_a_dense_launch_is_compiled_for(name, compiled):
+    """Code at hand is found by dtypes and absent tensors: an address or a size it was cut to would be missed."""
+    assert compiled[str(Job("9.0", name))]["looked_at"] == []
 
 
 def test_the_jobs_cover_every_setting():

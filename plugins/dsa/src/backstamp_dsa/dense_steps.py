@@ -14,6 +14,7 @@ from torch import Tensor
 
 from backstamp.attention import Batch
 from backstamp.step_checks import IndexForm
+from backstamp_dsa.dense_fill import LaunchFill
 
 __all__ = ["DenseStep", "Launch", "Padding", "cut", "refill"]
 
@@ -87,7 +88,7 @@ class DenseStep:
     captured: bool
 
 
-def cut(batch: Batch, form: IndexForm, heads: int, capture: bool) -> DenseStep:
+def cut(batch: Batch, form: IndexForm, heads: int, capture: bool, fills: LaunchFill) -> DenseStep:
     """Cut a step into launches: one a query length where the host knows them, else rows padded to the longest."""
     uniform = batch.decode_q_len == batch.max_q_len and batch.num_decode_rows == batch.num_rows
     if batch.num_rows == 0 or batch.num_tokens == 0 or batch.max_q_len == 0:
@@ -98,24 +99,16 @@ def cut(batch: Batch, form: IndexForm, heads: int, capture: bool) -> DenseStep:
         step = DenseStep(batch, form, _by_length(batch, batch.qo_indptr_host.tolist(), heads), False, capture)
     else:
         step = DenseStep(batch, form, [_padded(batch)], True, capture)
-    refill(step)
+    refill(step, fills)
     return step
 
 
-def refill(step: DenseStep) -> None:
+def refill(step: DenseStep, fills: LaunchFill) -> None:
     """Write the batch's values into the step's buffers: device work alone."""
-    batch = step.batch
     for launch in step.launches:
-        lens = batch.kv_lens[: batch.num_rows] if launch.rows is None else batch.kv_lens[launch.rows]
-        if launch.behind:
-            lens = lens - launch.behind
-        torch.clamp(lens, min=1, out=launch.kv_lens)
-        _fill_table(batch, launch, lens)
+        fills.fill(step.batch, launch)
         if launch.padding is not None:
-            _fill_padding(batch, launch, launch.padding)
-        else:
-            each = lens[:, None].expand(launch.num_rows, launch.q_len)
-            torch.gt(each, 0, out=launch.seen.view(launch.num_rows, launch.q_len))
+            _fill_padding(step.batch, launch, launch.padding)
 
 
 def _by_length(batch: Batch, offsets: list[int], heads: int) -> list[Launch]:
@@ -172,19 +165,9 @@ def _launch(batch: Batch, rows: Tensor | None, q_len: int, behind: int, first: i
         tokens=tokens,
         padding=None,
         kv_lens=torch.empty(count, dtype=torch.int32, device=device),
-        table=torch.zeros(count, max(1, table.shape[1]), dtype=torch.int32, device=device),
+        table=torch.empty(count, max(1, table.shape[1]), dtype=torch.int32, device=device),
         seen=torch.empty(count * q_len, dtype=torch.bool, device=device),
     )
-
-
-def _fill_table(batch: Batch, launch: Launch, lens: Tensor) -> None:
-    table = batch.index.page_table
-    assert table is not None, "the row declares page tables alone"
-    ids = table[: batch.num_rows] if launch.rows is None else table[launch.rows]
-    width = ids.shape[1]
-    firsts = torch.arange(0, width * batch.index.page_size, batch.index.page_size, device=table.device)
-    # one launch for the mask and one for the table: eager steps are planned anew each time
-    torch.mul(ids, firsts < lens[:, None], out=launch.table[:, :width])
 
 
 def _fill_padding(batch: Batch, launch: Launch, padding: Padding) -> None:

@@ -15,6 +15,7 @@ from backstamp.attention import Batch, LayerSpec, PagedKV, RaggedKV
 from backstamp.factories import BuildRequest
 from backstamp.repeated_calls import CallChecks
 from backstamp.step_checks import check_batch, check_build, refusal
+from backstamp_dsa.dense_fill import LaunchFill
 from backstamp_dsa.dense_steps import DenseStep, Launch, cut, refill
 from backstamp_dsa.queries import check_aligned, nothing_seen, store_answer
 from backstamp_dsa.steps import renew
@@ -29,6 +30,7 @@ class FlashMla:
         check_build(request)
         self._request = request
         self._check_call = CallChecks(request)
+        self._fills = LaunchFill()
         self._heads = sorted({layer.num_qo_heads for layer in request.layers})
         dtype = torch.float16 if request.dtype == "fp16" else torch.bfloat16
         self._zero = torch.zeros((), dtype=dtype, device=request.device)
@@ -44,7 +46,7 @@ class FlashMla:
         """
         form = check_batch(self._request, batch, capture=capture)
         if state is None:
-            step = cut(batch, form, max(self._heads, default=128), capture)
+            step = cut(batch, form, max(self._heads, default=128), capture, self._fills)
         else:
             step = state
             if not step.whole:
@@ -52,7 +54,7 @@ class FlashMla:
                 raise refusal(self._request, "state", needed, "a state cut by query lengths", fix="Plan a new state")
             self._hold_length(step, batch)
             renew(self._request, step.batch, step.form, batch, form)
-            refill(step)
+            refill(step, self._fills)
             if capture and not step.captured:
                 # what the library filled for an eager step is its own: a graph reads those of `_reschedule`
                 for launch in step.launches:
