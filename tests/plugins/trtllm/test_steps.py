@@ -11,7 +11,7 @@ from backstamp.attention import Batch, LayerSpec, TreeMask
 from backstamp.declarations import Offer
 from backstamp.errors import UnsupportedBatch
 from backstamp.testing.batches import MadeStep, make_batch, split_new
-from backstamp_trtllm.draft_masks import fill_tree, new_mask
+from backstamp_trtllm.draft_masks import fill_tree
 from backstamp_trtllm.plugin import (
     CUTEDSL_MLA,
     FMHA_V2,
@@ -22,7 +22,8 @@ from backstamp_trtllm.plugin import (
     TRTLLM_MLA_RAGGED,
     XQA,
 )
-from backstamp_trtllm.steps import plan_step
+from backstamp_trtllm.steps import new_mask, plan_step
+from backstamp_trtllm.token_fill import TokenFill
 from tests.plugins.trtllm.cases import Case, build, compare, install, make
 
 OFFERS = (TRTLLM_MHA, XQA, TRTLLM_MLA, CUTEDSL_MLA, TOKENSPEED_MLA)
@@ -140,7 +141,7 @@ def test_a_token_that_sees_no_key_has_an_empty_mask(kind: str) -> None:
         indptr=torch.tensor(starts, dtype=torch.int32),
     )
     mask = new_mask(batch.num_tokens, 8, torch.device("cpu"))
-    fill_tree(mask, plan_step(replace(batch, tree=tree), capture=True, every_token=True), 8)
+    fill_tree(mask, plan_step(replace(batch, tree=tree), TokenFill("xqa"), capture=True, every_token=True), 8)
     assert mask.flatten().tolist() == [7] * 3 + [0] * 3 + [7] * 3 + [0]
 
 

@@ -41,7 +41,11 @@ class LaunchFill:
         assert ids is not None, "the row declares page tables alone"
         seen: Tensor | None = into.seen if into.padding is None else None
         width = into.table.shape[1]
-        like = ("dense launch", ids.dtype, into.rows is None, seen is None)
+        like = (
+            *("dense launch", ids.dtype),
+            "all rows" if into.rows is None else "some rows",
+            "padded" if seen is None else "",
+        )
         # as torch does, and Triton does not: on the device of the tensors, whichever is current
         with self._compiles.first(*like), torch.cuda.device_of(into.table):
             launch(

@@ -44,7 +44,7 @@ class PageLists:
             return pages
         indptr = rows.page_indptr.to(self._device, non_blocking=True)
         # all that the kernel is compiled for
-        like = ("page list", form, ids.dtype, None if starts is None else starts.dtype)
+        like = ("page list", form, ids.dtype, "" if starts is None else starts.dtype)
         # as torch and the library do, and Triton does not: on the device of the tensors, whichever is current
         with self._compiles.first(*like), torch.cuda.device_of(pages):
             launch(

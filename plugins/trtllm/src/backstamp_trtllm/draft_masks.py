@@ -10,27 +10,9 @@ import torch
 from torch import Tensor
 
 from backstamp.attention import Batch, TreeMask
-from backstamp_trtllm.steps import Step, TokenRows
+from backstamp_trtllm.steps import WORD_BITS, Step, TokenRows
 
-__all__ = ["WORD_BITS", "causal_words", "fill_causal", "fill_tree", "new_mask"]
-
-WORD_BITS = 32
-
-
-def new_mask(num_tokens: int, drafts: int, device: torch.device) -> Tensor:
-    """An empty mask for rows of at most `drafts` tokens."""
-    return torch.zeros(num_tokens, -(-drafts // WORD_BITS), dtype=torch.int32, device=device)
-
-
-def causal_words(drafts: int, device: torch.device) -> Tensor:
-    """`[drafts, W]` words of the causal rule: a token sees itself and what comes before it."""
-    return _pack(torch.ones(drafts, drafts, dtype=torch.bool, device=device).tril_())
-
-
-def fill_causal(mask: Tensor, words: Tensor, tokens: TokenRows) -> None:
-    """Give every token the words of its place in its row."""
-    places = tokens.offsets.clamp(min=0, max=words.shape[0] - 1)
-    torch.index_select(words, 0, places, out=mask)
+__all__ = ["fill_tree"]
 
 
 def fill_tree(mask: Tensor, step: Step, drafts: int) -> None:

@@ -24,6 +24,7 @@ from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step
+from backstamp_trtllm.token_fill import TokenFill
 
 __all__ = ["FmhaV2Prefill"]
 
@@ -64,6 +65,7 @@ class FmhaV2Prefill:
         self._request = request
         self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
+        self._fill_tokens = TokenFill(request.kernel)
         self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
 
@@ -78,7 +80,7 @@ class FmhaV2Prefill:
         """
         check_batch(self._request, batch, capture=capture)
         self._sinks.update()
-        step = plan_step(batch, capture=False, kv_indptr=True)
+        step = plan_step(batch, self._fill_tokens, capture=False, kv_indptr=True)
         assert batch.qo_indptr_host is not None, "check_batch found host lengths"
         assert batch.kv_lens_host is not None, "check_batch found host lengths"
         rows, page_size = batch.num_rows, self._request.page_size

@@ -19,6 +19,7 @@ from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build, refusal
 from backstamp_trtllm.launches import LN2, Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
+from backstamp_trtllm.token_fill import TokenFill
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
 
 __all__ = ["GenAttention"]
@@ -32,6 +33,7 @@ class GenAttention:
         self._request = request
         self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
+        self._fill_tokens = TokenFill(request.kernel)
         self._sinks = SinkBuffers(request, (torch.float32,))
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
         self._counters = counters(request)
@@ -52,7 +54,7 @@ class GenAttention:
         self._sinks.update()
         if state is not None and state.serves(capture):
             return refresh_step(self._request, state, batch)
-        return plan_step(batch, capture=capture, kv_indptr=batch.phase == "prefill")
+        return plan_step(batch, self._fill_tokens, capture=capture, kv_indptr=batch.phase == "prefill")
 
     def replan(self, state: Step) -> None:
         """Read lengths again."""

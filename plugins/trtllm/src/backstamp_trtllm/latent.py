@@ -26,6 +26,7 @@ from backstamp_trtllm.latent_dims import (
 )
 from backstamp_trtllm.launches import Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
+from backstamp_trtllm.token_fill import TokenFill
 from backstamp_trtllm.token_steps import token_steps
 from backstamp_trtllm.workspaces import WORKSPACE_BYTES, counters
 
@@ -55,6 +56,7 @@ class LatentAttention:
         # Source: trtllm_gen_backend.py, "does not support 64 < num_heads_q < 128"; CuTe DSL tiles hold 128 rows
         check_heads(request, gap=self._gen)
         self._announce = Announcer(request.kernel)
+        self._fill_tokens = TokenFill(request.kernel)
         # Source: mla/_utils.py, CuTe DSL needs page tables whose rows cover whole tiles of 128 tokens
         self._table_multiple = 1 if self._gen else max(1, 128 // request.page_size)
         self._workspace = zeros(WORKSPACE_BYTES, request.device)
@@ -72,7 +74,13 @@ class LatentAttention:
         check_batch(self._request, batch, capture=capture)
         if state is not None and state.serves(capture):
             return refresh_step(self._request, state, batch)
-        return plan_step(batch, capture=capture, every_token=self._gen, table_multiple=self._table_multiple)
+        return plan_step(
+            batch,
+            self._fill_tokens,
+            capture=capture,
+            every_token=self._gen,
+            table_multiple=self._table_multiple,
+        )
 
     def replan(self, state: Step) -> None:
         """Read lengths again."""

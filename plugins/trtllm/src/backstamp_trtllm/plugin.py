@@ -16,6 +16,8 @@ __all__ = ["backstamp_aliases", "backstamp_offers"]
 # a floor for the signatures bound here: `q_cu_seq_lens` of XQA, the explicit counter buffer of trtllm-gen
 FLASHINFER = "flashinfer-python>=0.7.4,<0.8"
 TOKENSPEED = "tokenspeed-mla>=2.0.4,<3"
+# what each token of a step is, is written by a kernel of our own
+TRITON = "triton>=3.6"
 # Source: flashinfer/jit/cubin_loader.py and env.py refuse prebuilt kernels of another version
 COMPANIONS = ("flashinfer-cubin", "flashinfer-jit-cache")
 # "Supported CUDA Versions: 12.9, 13.0, and 13.4", which no arch below exceeds. Source: flashinfer's README. The CuTe
@@ -48,7 +50,7 @@ TRTLLM_MHA = Offer(
     graph="uniform",
     plan="device",
     priority=60,
-    requires=(FLASHINFER,),
+    requires=(FLASHINFER, TRITON),
     companions=COMPANIONS,
 )
 
@@ -92,7 +94,7 @@ XQA = Offer(
     plan="device",
     # measured on an H200: behind flashinfer's tensor-core decode and our own Triton decode
     priority=36,
-    requires=(FLASHINFER,),
+    requires=(FLASHINFER, TRITON),
     companions=COMPANIONS,
 )
 
@@ -131,7 +133,7 @@ FMHA_V2 = Offer(
     sink_conversion="lossless",
     inputs=frozenset({"host_lens"}),
     priority=30,
-    requires=(FLASHINFER,),
+    requires=(FLASHINFER, TRITON),
     companions=COMPANIONS,
 )
 
@@ -166,6 +168,7 @@ TRTLLM_MLA_RAGGED = replace(
     inputs=frozenset({"host_lens"}),
     plan="host",
     graph="never",
+    requires=(FLASHINFER,),
 )
 
 CUTEDSL_MLA = replace(
@@ -179,7 +182,7 @@ CUTEDSL_MLA = replace(
     # Source: monolithic/mla_decode_fp16.py, can_implement: fp16 runs too, but the functional output is bf16; pages
     # divide 128 and are not of one token
     page_sizes=PageSizes(preferred=64, exact=(16, 32, 64, 128)),
-    requires=(FLASHINFER, "nvidia-cutlass-dsl>=4.8"),
+    requires=(FLASHINFER, "nvidia-cutlass-dsl>=4.8", TRITON),
     priority=45,
 )
 
@@ -193,7 +196,7 @@ TOKENSPEED_MLA = replace(
     dtypes=frozenset({"bf16"}),
     # Source: mla_decode_fp16.py, can_implement: pages divide 128 and are not of one token
     page_sizes=PageSizes(preferred=64, exact=(16, 32, 64, 128)),
-    requires=(TOKENSPEED,),
+    requires=(TOKENSPEED, TRITON),
     companions=(),
     priority=48,
 )

@@ -14,20 +14,28 @@ from torch import Tensor
 from backstamp.attention import Batch
 from backstamp.factories import BuildRequest
 from backstamp.step_checks import refusal
+from backstamp_trtllm.token_fill import TokenFill
 
-__all__ = ["Step", "TokenRows", "plan_step", "refresh_step", "update_step"]
+__all__ = ["WORD_BITS", "Step", "TokenRows", "new_mask", "plan_step", "refresh_step", "update_step"]
+
+
+#: Bits of a word of a draft mask.
+WORD_BITS = 32
 
 
 @dataclass(slots=True)
 class TokenRows:
     """Each token's row `[T]` i64, its place in that row `[T]` i32, and how many keys it sees `[T]` i32.
 
-    Tokens of no row, and of rows without keys, see none.
+    Tokens of no row, and of rows without keys, see none. `mask [T, W]` i32 are the words of a causal draft mask (see
+    `draft_masks`) over rows of at most `drafts` tokens, None where nothing reads one.
     """
 
     rows: Tensor
     offsets: Tensor
     visible: Tensor
+    mask: Tensor | None = None
+    drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -36,6 +44,7 @@ class Step:
 
     Attributes:
         batch: the step, whose tensors are read at their addresses.
+        fill: what writes the tokens.
         q_len: query tokens of every row; 0 where rows differ or nobody says.
         table: `[B, W]` i32 contiguous page ids; `copied` where it is ours and not the engine's.
         captured: a graph may have recorded it, so that no host length of a batch counts.
@@ -45,6 +54,7 @@ class Step:
     """
 
     batch: Batch
+    fill: TokenFill
     q_len: int
     table: Tensor
     copied: bool
@@ -70,21 +80,25 @@ class Step:
 
 def plan_step(
     batch: Batch,
+    fill: TokenFill,
     *,
     capture: bool,
     every_token: bool = False,
     always_tokens: bool = False,
     kv_indptr: bool = False,
     table_multiple: int = 1,
+    drafts: int = 0,
 ) -> Step:
     """A new step. `every_token` asks for `tokens` of steps with more than one token a row, `always_tokens` of any,
-    `kv_indptr` for cumulative key counts, `table_multiple` for a page table of such a width.
+    `drafts` for a causal mask in them, `kv_indptr` for cumulative key counts, `table_multiple` for a page table of such
+    a width.
 
     With `capture` no host length is trusted: a replay may have others.
     """
     rows, tokens = batch.num_rows, batch.num_tokens
     table, copied = _table(batch, table_multiple)
-    step = Step(batch, 0 if rows == 0 or tokens == 0 else _equal_length(batch, capture), table, copied, capture)
+    q_len = 0 if rows == 0 or tokens == 0 else _equal_length(batch, capture)
+    step = Step(batch, fill, q_len, table, copied, capture)
     if rows == 0 or tokens == 0:
         return step
     device = batch.kv_lens.device
@@ -94,6 +108,8 @@ def plan_step(
             torch.empty(tokens, dtype=torch.int64, device=device),
             torch.empty(tokens, dtype=torch.int32, device=device),
             torch.empty(tokens, dtype=torch.int32, device=device),
+            new_mask(tokens, drafts, device) if drafts and q_len != 1 else None,
+            drafts,
         )
     if not quiet:
         step.dead = torch.empty(tokens, 1, 1, dtype=torch.bool, device=device)
@@ -103,12 +119,15 @@ def plan_step(
     return step
 
 
+def new_mask(num_tokens: int, drafts: int, device: torch.device) -> Tensor:
+    """Room for a draft mask over rows of at most `drafts` tokens."""
+    return torch.empty(num_tokens, -(-drafts // WORD_BITS), dtype=torch.int32, device=device)
+
+
 def update_step(step: Step) -> None:
     """The device half: everything derived from lengths again, at the same addresses. Recordable in a graph."""
     if step.tokens is not None:
-        _fill_tokens(step, step.tokens)
-        if step.dead is not None:
-            torch.eq(step.tokens.visible, 0, out=step.dead.view(-1))
+        step.fill.fill(step, step.tokens)
     if step.kv_indptr is not None:
         torch.cumsum(step.kv_lens, 0, dtype=torch.int32, out=step.kv_indptr[1:])
 
@@ -136,7 +155,7 @@ def refresh_step(request: BuildRequest, step: Step, batch: Batch) -> Step:
             raise refusal(request, name, f"at most {most}, as planned", str(length), fix="Plan a new state")
     if step.dead is None and not _all_see(batch):
         raise refusal(request, "kv_lens", "rows that all see keys, as planned", "an empty row", fix="Plan a new state")
-    later = Step(batch, step.q_len, step.table, step.copied)
+    later = Step(batch, step.fill, step.q_len, step.table, step.copied)
     pairs = [("qo_indptr", step.qo_indptr, later.qo_indptr), ("kv_lens", step.kv_lens, later.kv_lens)]
     if old.tree is not None and batch.tree is not None:
         # a mask over other lengths, or of shorter rows, lies at the start of the planned one
@@ -238,15 +257,3 @@ def _all_see(batch: Batch) -> bool:
         return False
     rows, offsets, lens = batch.num_rows, batch.qo_indptr_host.numpy(), batch.kv_lens_host.numpy()
     return bool(offsets[rows] == batch.num_tokens and (lens[:rows] > 0).all())
-
-
-def _fill_tokens(step: Step, tokens: TokenRows) -> None:
-    starts, stops = step.qo_indptr[:-1], step.qo_indptr[1:]
-    at = torch.arange(step.batch.num_tokens, dtype=torch.int32, device=starts.device)
-    # as many rows end at or before a token as come before its own; pads are put into the last one
-    rows = torch.searchsorted(stops, at, right=True, out=tokens.rows).clamp_(max=step.batch.num_rows - 1)
-    torch.sub(at, starts.index_select(0, rows), out=tokens.offsets)
-    # token i of a row sees kv_len - q_len + i + 1 keys: one more than all but those behind it
-    behind = stops.index_select(0, rows).sub_(at)
-    seen = step.kv_lens.index_select(0, rows).sub_(behind).add_(1).clamp_(min=0)
-    torch.mul(seen, behind > 0, out=tokens.visible)

@@ -21,6 +21,7 @@ from backstamp.step_checks import check_batch, check_build
 from backstamp_trtllm.latent_dims import KV_LORA_RANK, QK_ROPE_HEAD_DIM, check_heads, whole_query
 from backstamp_trtllm.launches import LN2, Announcer, deliver, landing, nothing_seen, silence, zeros
 from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
+from backstamp_trtllm.token_fill import TokenFill
 
 __all__ = ["TokenspeedMla"]
 
@@ -49,6 +50,7 @@ class TokenspeedMla:
         self._request = request
         self._check_call = CallChecks(request)
         self._announce = Announcer(request.kernel)
+        self._fill_tokens = TokenFill(request.kernel)
         self._workspace = zeros(WORKSPACE_BYTES, request.device, torch.int8)
 
     def init_graphs(self, max_rows: int, max_tokens: int) -> None:
@@ -65,7 +67,7 @@ class TokenspeedMla:
             self._fill(state)
             return state
         multiple = max(1, 128 // self._request.page_size)
-        step = plan_step(batch, capture=capture, always_tokens=True, table_multiple=multiple)
+        step = plan_step(batch, self._fill_tokens, capture=capture, always_tokens=True, table_multiple=multiple)
         if step.tokens is None:
             return TokenspeedStep(step, 1, step.table, step.kv_lens, step.kv_lens)
         if step.q_len:

@@ -21,9 +21,10 @@ from backstamp.factories import BuildRequest
 from backstamp.repeated_calls import CallChecks
 from backstamp.sink_buffers import SinkBuffers
 from backstamp.step_checks import check_batch, check_build, refusal
-from backstamp_trtllm.draft_masks import causal_words, fill_causal, fill_tree, new_mask
+from backstamp_trtllm.draft_masks import fill_tree
 from backstamp_trtllm.launches import Announcer, bmm_scales, deliver, landing, nothing_seen, silence, zeros
-from backstamp_trtllm.steps import Step, plan_step, refresh_step, update_step
+from backstamp_trtllm.steps import Step, new_mask, plan_step, refresh_step, update_step
+from backstamp_trtllm.token_fill import TokenFill
 
 __all__ = ["LADDER", "XqaAttention"]
 
@@ -66,7 +67,7 @@ class XqaAttention:
         self._announce = Announcer(request.kernel)
         self._sinks = SinkBuffers(request, (torch.float32,))
         device = torch.device(request.device)
-        self._words = {drafts: causal_words(drafts, device) for drafts in LADDER}
+        self._fill_tokens = TokenFill(request.kernel)
         widest = max((spec.num_qo_heads // spec.num_kv_heads * spec.head_dim for spec in request.layers), default=4096)
         # Source: mha.cu, split rows go through scratch only where rows and heads leave multiprocessors idle, so at
         # most one share of a rung's rows for each of them; a quarter more for row maxima and sums
@@ -95,25 +96,26 @@ class XqaAttention:
         if state is not None and state.step.serves(capture):
             refresh_step(self._request, state.step, batch)
             state.owner = None
-            self._fill(state)
+            _fill_table(state)
             return state
-        step = plan_step(batch, capture=capture, every_token=True)
+        drafts = 0 if batch.max_q_len <= 1 else next(rung for rung in LADDER if rung >= batch.max_q_len)
+        # a tree's mask is filled in `forward`, because the engine may write the tree after planning
+        causal = drafts if batch.tree is None else 0
+        step = plan_step(batch, self._fill_tokens, capture=capture, every_token=True, drafts=causal)
         if step.q_len == 1 or step.tokens is None:
             return XqaStep(step, 0, step.table, step.kv_lens)
-        if batch.max_q_len <= 1:
-            table = step.table.new_empty(batch.num_tokens, step.table.shape[1])
-            planned = XqaStep(step, 0, table, step.tokens.visible)
-        else:
-            drafts = next(rung for rung in LADDER if rung >= batch.max_q_len)
-            mask = new_mask(batch.num_tokens, drafts, batch.kv_lens.device)
-            planned = XqaStep(step, drafts, step.table, step.kv_lens, mask)
-        self._fill(planned)
+        if drafts:
+            mask = step.tokens.mask if causal else new_mask(batch.num_tokens, drafts, batch.kv_lens.device)
+            return XqaStep(step, drafts, step.table, step.kv_lens, mask)
+        table = step.table.new_empty(batch.num_tokens, step.table.shape[1])
+        planned = XqaStep(step, 0, table, step.tokens.visible)
+        _fill_table(planned)
         return planned
 
     def replan(self, state: XqaStep) -> None:
         """Read lengths, and a tree that was filled since, again."""
         update_step(state.step)
-        self._fill(state)
+        _fill_table(state)
         if state.step.batch.tree is not None and state.mask is not None:
             fill_tree(state.mask, state.step, state.drafts)
 
@@ -170,19 +172,6 @@ class XqaAttention:
         silence(step.dead, written)
         return deliver(out, written)
 
-    def _fill(self, state: XqaStep) -> None:
-        """Each token's pages, where tokens are rows, and the causal mask.
-
-        A tree's is filled in `forward`, because the engine may write the tree after planning.
-        """
-        step = state.step
-        if step.tokens is None:
-            return
-        if state.table is not step.table and state.mask is None:
-            torch.index_select(step.table, 0, step.tokens.rows, out=state.table)
-        if state.mask is not None and step.batch.tree is None:
-            fill_causal(state.mask, self._words[state.drafts], step.tokens)
-
     def _fill_tree(self, state: XqaStep, layer: LayerSpec) -> None:
         """The tree's mask, once a step, in the first layer's call: what a graph records there runs in every replay."""
         if state.mask is None or state.step.batch.tree is None or state.owner not in (None, layer.layer_id):
@@ -202,3 +191,10 @@ class XqaAttention:
         if k.stride() != v.stride() or any(stride % layer.head_dim for stride in k.stride()[:3]):
             needed = f"keys and values of the same strides, in multiples of {layer.head_dim}"
             raise refusal(self._request, "kv strides", needed, f"{k.stride()} and {v.stride()}", phase=batch.phase)
+
+
+def _fill_table(state: XqaStep) -> None:
+    """Each token's pages, where tokens are rows."""
+    step = state.step
+    if state.table is not step.table and step.tokens is not None:
+        torch.index_select(step.table, 0, step.tokens.rows, out=state.table)
