@@ -50,9 +50,9 @@ def test_no_id_of_the_table_lies_past_the_pool(monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch)
     step = make(Case(ROWS, phase="prefill"))
     state = build(FMHA_V2, step).plan(step.batch)
-    blocks = len(state.pages.page_ids)
-    assert int(state.pages.table[:, 0].max()) == blocks - 1
-    assert int(state.pages.table[:, 1].max()) == 2 * blocks - 1
+    blocks = len(state.page_ids)
+    assert int(state.table[:, 0].max()) == blocks - 1
+    assert int(state.table[:, 1].max()) == 2 * blocks - 1
 
 
 @pytest.mark.parametrize("rows", [(), ((0, 0), (0, 12)), ((3, 0),)], ids=["no rows", "no tokens", "no keys"])
