@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
-from backstamp.attention import KVIndex
+from backstamp.attention import Batch, KVIndex
+from backstamp.errors import UnsupportedBatch
+from backstamp.testing.requests import request_for
 from backstamp_flashinfer import page_list
 from backstamp_flashinfer.page_list import PageLists
+from backstamp_flashinfer.plugin import MHA
 from backstamp_flashinfer.rows import HostRows
 from tests.compiled_code import Kernel, constants_of
 
-CPU = torch.device("cpu")
 WHOLE = (torch.int32, torch.int64)
 
 
@@ -25,6 +29,7 @@ def _rows(*page_indptr: int) -> HostRows:
         last_page_len=torch.where(lens > 0, 16, 0).int(),
         num_tokens=len(lens),
         num_pages=page_indptr[-1],
+        max_pages=int((ints[1:] - ints[:-1]).max()),
         max_q_len=1,
         q_len=1,
     )
@@ -38,8 +43,28 @@ def _csr(
     )
 
 
+def _lists() -> PageLists:
+    return PageLists(request_for(MHA, page_size=16, dtype="bf16"))
+
+
+def _batch(index: KVIndex) -> Batch:
+    """Only what a page list reads of it."""
+    lens = torch.zeros(0, dtype=torch.int32)
+    return Batch(
+        phase="decode",
+        num_rows=0,
+        num_tokens=0,
+        max_q_len=1,
+        max_kv_len=16,
+        qo_indptr=lens,
+        kv_lens=lens,
+        index=index,
+        causal=True,
+    )
+
+
 def _listed(index, form, rows):
-    pages = PageLists(CPU).of(index, form, rows)
+    pages = _lists().of(_batch(index), form, rows)
     assert pages.dtype == torch.int32
     assert pages.shape == (rows.num_pages,)
     return pages.tolist()
@@ -48,7 +73,7 @@ def _listed(index, form, rows):
 def test_a_list_without_slack_is_read_where_it_lies():
     """No launch gathers what is there already."""
     index = _csr([0, 2, 3], [7, 5, 9])
-    assert PageLists(CPU).of(index, "csr", _rows(0, 2, 3)) is index.kv_indices
+    assert _lists().of(_batch(index), "csr", _rows(0, 2, 3)) is index.kv_indices
 
 
 @pytest.mark.parametrize("starts_dtype", WHOLE)
@@ -96,6 +121,33 @@ def test_a_long_row_is_shared_out(block, programs, monkeypatch):
     assert _listed(KVIndex(page_size=16, page_table=table), "page_table", _rows(0, 23, 23, 27, 52)) == expected
 
 
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (KVIndex(page_size=16, page_table=torch.zeros(2, 2).int()), "index.page_table: the 3 pages of the longest row"),
+        (
+            KVIndex(page_size=16, table=torch.zeros(4, 2).int(), row_ids=torch.zeros(2).int()),
+            "index.table: the 3 pages of the longest row",
+        ),
+        (_csr([0, 3, 4], [7, 5, 9]), "index.kv_indices: the 4 pages of all rows"),
+    ],
+    ids=["page_table", "indirect", "csr"],
+)
+def test_keys_past_the_listed_pages_are_refused(index, told):
+    """A row that is read on past its table has its neighbour's pages, and the last one anybody's memory."""
+    with pytest.raises(UnsupportedBatch) as refused:
+        _lists().of(_batch(index), _form_of(index), _rows(0, 3, 4))
+    assert f"needs {told}, got {2 if 'longest' in told else 3}" in str(refused.value)
+
+
+def test_the_launch_is_made_on_the_device_of_the_list(monkeypatch):
+    """Triton launches on the current device, which may be another."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: asked.append(tensor) or contextlib.nullcontext())
+    pages = _lists().of(_batch(_table(torch.int32)), "page_table", _rows(0, 2, 3))
+    assert [tensor is pages for tensor in asked] == [True]
+
+
 @pytest.mark.parametrize("form", ["page_table", "csr"])
 def test_a_step_without_pages_launches_nothing(form, monkeypatch):
     """Rows before their first key: a grid of no program is no launch."""
@@ -119,10 +171,10 @@ def test_later_steps_run_the_code_of_the_first(monkeypatch):
     """Of any sizes and strides, with their own tensors: nothing of those is compiled for."""
     kernel = Kernel(page_list.gather_pages)
     monkeypatch.setattr(page_list, "gather_pages", kernel)
-    lists = PageLists(CPU)
-    lists.of(_table(torch.int32), "page_table", _rows(0, 2, 3))
+    lists = _lists()
+    lists.of(_batch(_table(torch.int32)), "page_table", _rows(0, 2, 3))
     index, rows = _table(torch.int32, 5000), _rows(0, 1, 4001)
-    pages = lists.of(index, "page_table", rows)
+    pages = lists.of(_batch(index), "page_table", rows)
     (first,), (again,) = kernel.first, kernel.again
     assert constants_of(again) == constants_of(first)
     assert again["ids"] is index.page_table
@@ -148,10 +200,10 @@ def test_what_the_code_is_compiled_for_is_not_run_by_other_code(form, index, mon
     """The form of the index, and each dtype in it."""
     kernel = Kernel(page_list.gather_pages)
     monkeypatch.setattr(page_list, "gather_pages", kernel)
-    lists = PageLists(CPU)
+    lists = _lists()
     for before in (_table(torch.int32), _indirect(torch.int32, torch.int32), _csr([0, 2, 4], [0] * 4, torch.int64)):
-        lists.of(before, _form_of(before), _rows(0, 2, 3))
-    lists.of(index, form, _rows(0, 2, 3))
+        lists.of(_batch(before), _form_of(before), _rows(0, 2, 3))
+    lists.of(_batch(index), form, _rows(0, 2, 3))
     assert (len(kernel.first), len(kernel.again)) == (4, 0)
 
 

@@ -93,7 +93,20 @@ def test_a_recorded_step_keeps_its_shape(library: FakeLibrary) -> None:
         with pytest.raises(UnsupportedBatch, match="as recorded"):
             backend.plan(other.batch, state=state)
     with pytest.raises(UnsupportedBatch, match="max_kv_len: at most 256"):
-        backend.plan(batch_of(with_lens(step, [300, 1, 1, 1]), max_kv_len=300).batch, state=state)
+        backend.plan(batch_of(draw(((1, 300), *ONE[1:])), max_kv_len=300).batch, state=state)
+
+
+@pytest.mark.parametrize("layer", [LAYER, LATENT], ids=["mha", "mla"])
+def test_a_row_longer_than_its_pages_is_refused(library: FakeLibrary, layer: LayerSpec) -> None:
+    """The longest one alone: the others' pages are all there."""
+    step = draw(ONE, layer)
+    width = step.batch.index.page_table.shape[1]
+    lens = [step.batch.index.page_size * width + 1, 17, 64, 150]
+    longer = batch_of(with_lens(step, lens), max_kv_len=max(lens)).batch
+    with pytest.raises(
+        UnsupportedBatch, match=f"index.page_table: the {width + 1} pages of the longest row, got {width}"
+    ):
+        build(step).plan(longer)
 
 
 def test_a_layer_nobody_recorded_is_refused(library: FakeLibrary) -> None:

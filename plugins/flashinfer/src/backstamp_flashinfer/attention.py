@@ -44,7 +44,7 @@ class FlashInferAttention:
         self._request, self._hopper = request, hopper
         self._check_call = CallChecks(request)
         self._device = torch.device(request.device)
-        self._page_lists = PageLists(self._device)
+        self._page_lists = PageLists(request)
         self._pool = WrapperPool(self._device, DTYPES[request.dtype], request.page_size)
         # read as float32. Source: attention/_core.py:_sink_jit_args
         self._sinks = SinkBuffers(request, (torch.float32,))
@@ -160,7 +160,7 @@ class FlashInferAttention:
         rows = read_uniform_rows(self._request, batch) if step.capture else read_rows(self._request, batch, paged=True)
         if rows.num_tokens > 0:
             step.rows = rows
-            step.pages = self._page_lists.of(batch.index, step.form, rows)
+            step.pages = self._page_lists.of(batch, step.form, rows)
 
     def _keys(self, step: Step, kv: PagedKV | None, known: KnownLayer) -> Keys:
         """Where a layer's keys lie, held against the step that was planned."""
@@ -235,10 +235,11 @@ class FlashInferAttention:
 
         The others are dropped: no graph has recorded them, and they hold the lengths of an earlier step.
         """
-        kept = refresh_batch(self._request, step.batch, batch)
         rows = read_uniform_rows(self._request, batch)
-        step.batch, step.form = kept, form
-        step.rows, step.pages = rows, self._page_lists.of(batch.index, form, rows)
+        pages = self._page_lists.of(batch, form, rows)
+        # last of what may be refused: it writes
+        step.batch, step.form = refresh_batch(self._request, step.batch, batch), form
+        step.rows, step.pages = rows, pages
         assert isinstance(batch.causal, bool)
         if any(planned.ran for planned in step.plans.values()):
             for key in [key for key, planned in step.plans.items() if not planned.ran]:

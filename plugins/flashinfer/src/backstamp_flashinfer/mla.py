@@ -53,7 +53,7 @@ class FlashInferMLA:
         self._dtype = DTYPES[request.dtype]
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         self._compiles = Announcer("flashinfer")
-        self._page_lists = PageLists(self._device)
+        self._page_lists = PageLists(request)
         self._fence = Fence(self._device)
         self._kinds = tuple(dict.fromkeys((layer.num_qo_heads, layer.scale) for layer in request.layers))
 
@@ -71,17 +71,18 @@ class FlashInferMLA:
         if state is not None and state.capture:
             batch = refresh_batch(self._request, state.batch, batch)
             rows = read_uniform_rows(self._request, batch)
-            state.batch, state.rows = batch, rows
         else:
             rows = self._read(batch, capture)
-            if state is None:
-                state = MLAStep(batch, rows, capture)
-            state.batch, state.rows, state.capture = batch, rows, capture
+        pages = None if rows is None else self._page_lists.of(batch, form, rows)
+        if state is None:
+            state = MLAStep(batch, rows, capture)
+        elif not state.capture:
+            state.capture = capture
             state.wrappers.clear()
-        if rows is not None:
+        state.batch, state.rows = batch, rows
+        if rows is not None and pages is not None:
             # the library gives up pinned memory with a plan, and the next may be given it while a copy still runs
             self._fence.wait()
-            pages = self._page_lists.of(batch.index, form, rows)
             for kind in self._kinds:
                 if kind not in state.wrappers:
                     state.wrappers[kind] = self._wrapper(batch, capture)

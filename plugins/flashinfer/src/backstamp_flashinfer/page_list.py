@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from backstamp.attention import KVIndex
+from backstamp.attention import Batch, KVIndex
+from backstamp.factories import BuildRequest
 from backstamp.jit_notice import Announcer
 from backstamp.relaunch import Codes, launch
-from backstamp.step_checks import IndexForm
+from backstamp.step_checks import IndexForm, refusal
 from backstamp_flashinfer.rows import HostRows
 
 __all__ = ["PageLists", "gather_pages"]
@@ -28,14 +29,25 @@ PROGRAMS_PER_ROW = 64
 class PageLists:
     """Makes the page lists of one object's steps, on its device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, request: BuildRequest) -> None:
+        self._request = request
+        self._device = torch.device(request.device)
         self._compiles = Announcer("flashinfer")
         self._codes: Codes = {}
 
-    def of(self, index: KVIndex, form: IndexForm, rows: HostRows) -> Tensor:
-        """The page ids of all rows, in order, `[num_pages]` i32: entries past a row's last page are left out."""
-        ids, starts, stride = _index_of(index, form)
+    def of(self, batch: Batch, form: IndexForm, rows: HostRows) -> Tensor:
+        """The page ids of all rows, in order, `[num_pages]` i32: entries past a row's last page are left out.
+
+        Raises:
+            UnsupportedBatch: an index that lists fewer pages than the rows' keys fill.
+        """
+        ids, starts, stride = _index_of(batch.index, form)
+        listed, filled = (ids.shape[0], rows.num_pages) if form == "csr" else (ids.shape[1], rows.max_pages)
+        if listed < filled:
+            # read on, it would answer the next row's pages
+            field = {"csr": "index.kv_indices", "page_table": "index.page_table"}.get(form, "index.table")
+            needed = f"the {filled} pages of all rows" if form == "csr" else f"the {filled} pages of the longest row"
+            raise refusal(self._request, field, needed, str(listed), phase=batch.phase)
         if form == "csr" and ids.shape[0] == rows.num_pages and ids.dtype == torch.int32:
             # every row has its pages listed, so a list of no more entries than pages has no slack: it is the answer
             return ids

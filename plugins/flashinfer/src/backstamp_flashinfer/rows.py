@@ -30,7 +30,7 @@ class HostRows(NamedTuple):
         qo_indptr: `[B+1]` query offsets. num_tokens: its last entry, the tokens that belong to a row.
         kv_lens: `[B]`. page_indptr: `[B+1]` over the page list, without the slack an index may have.
         last_page_len: `[B]` tokens on each row's last page, 0 where there is none.
-        max_q_len: tokens of the longest row.
+        num_pages, max_pages: pages of all rows, and of the longest. max_q_len: tokens of the longest row.
         q_len: tokens of every row where all are alike, else None.
     """
 
@@ -40,6 +40,7 @@ class HostRows(NamedTuple):
     last_page_len: Tensor
     num_tokens: int
     num_pages: int
+    max_pages: int
     max_q_len: int
     q_len: int | None
 
@@ -167,6 +168,7 @@ def _host_rows(request: BuildRequest, qo_indptr: Numbers, kv_lens: Numbers, q_le
         last_page_len=torch.from_numpy(last),
         num_tokens=qo_indptr.item(-1),
         num_pages=page_indptr.item(-1),
+        max_pages=int(pages.max()) if len(pages) else 0,
         max_q_len=longest,
         q_len=q_len,
     )

@@ -124,8 +124,10 @@ def _row_tiles(batch: Batch, tokens: int) -> int:
     That is its longest row and all tokens: the others are taken at their mean.
     """
     others = max(batch.num_rows - 1, 0)
-    mean = -(-max(batch.num_tokens - batch.max_q_len, 0) // max(others, 1))
-    return -(-batch.max_q_len // tokens) + others * -(-mean // tokens)
+    # a bound of a graph's steps may be far above what these rows have
+    longest = min(batch.max_q_len, batch.num_tokens)
+    mean = -(-(batch.num_tokens - longest) // max(others, 1))
+    return -(-longest // tokens) + others * -(-mean // tokens)
 
 
 def _most_row_tiles(batch: Batch, tokens: int) -> int:

@@ -30,9 +30,9 @@ Kind: TypeAlias = Literal["tile", "prefill", "latent"]
 class Launch:
     """How one launch shape runs in one step: blocks, heads of a tile, programs sharing a tile's keys, tile slots.
 
-    `merged_at_once` counts the shares that the merge loads together, a power of two; `overlap` launches the merge while
-    the last programs end. `what` says which kernel that is, for the announcement of its compile; `codes` keeps what it
-    was compiled to, for the layers of the step that follow.
+    `merged_at_once` counts the shares that the merge loads together, a power of two; `overlap` launches the merge ahead
+    of the last program's end, where the kernel allows it. `what` says which kernel that is, for the announcement of its
+    compile; `codes` keeps what it was compiled to, for the layers of the step that follow.
     """
 
     config: TileConfig
