@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -40,6 +41,15 @@ def launch_of(rows=None, q_len=3, behind=0, width=6, padding=None):
         table=torch.full((count, width), -7, dtype=torch.int32),
         seen=(torch.arange(count * q_len) % 2).bool(),
     )
+
+
+def test_the_launch_is_made_on_the_device_of_its_tensors(monkeypatch):
+    """Triton launches on the current device, which may be another."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: asked.append(tensor) or contextlib.nullcontext())
+    launch = launch_of()
+    LaunchFill().fill(batch_of(), launch)
+    assert [tensor is launch.table for tensor in asked] == [True]
 
 
 @pytest.mark.parametrize("block", [2, 4, 256])

@@ -216,7 +216,7 @@ def test_a_first_launch_of_each_variant_is_announced_once(monkeypatch: pytest.Mo
         backend.forward(step.q, step.kv, step.layer, backend.plan(step.batch))
     assert [kernel for kernel, _ in told] == ["xqa"] * 3
     assert "page 64 head_dim 64 group 4 no window drafts 0" in told[0][1]
-    assert told[1][1] == "tokens draft words 1"
+    assert told[1][1] == "tokens 1 draft words"
     assert "drafts 8" in told[2][1]
 
 

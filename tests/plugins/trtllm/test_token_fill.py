@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,15 @@ def bits_of(words):
     return [
         bit for word, number in enumerate(words) for bit in range(32 * word, 32 * word + 32) if number >> bit % 32 & 1
     ]
+
+
+def test_the_launch_is_made_on_the_device_of_its_tensors(monkeypatch):
+    """Triton launches on the current device, which may be another."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: asked.append(tensor) or contextlib.nullcontext())
+    step = step_of(ROWS)
+    step.fill.fill(step, step.tokens)
+    assert [tensor is step.tokens.rows for tensor in asked] == [True]
 
 
 @pytest.mark.parametrize("block", [4, 64, 128])

@@ -120,6 +120,19 @@ def test_other_lengths_at_other_addresses_are_copied_into_the_captured_step(monk
     compare(backend, state, second, case)
 
 
+def test_pages_written_after_planning_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph records `replan`: each of its replays takes the pages that lie in the engine's table then."""
+    install(monkeypatch)
+    step = make(Case(((1, 30), (0, 5), (1, 64))))
+    backend = build(XQA, step)
+    state = backend.plan(step.batch, capture=True)
+    table = step.batch.index.page_table
+    assert state.table.tolist() == table[[0, 2]].tolist()
+    table.copy_(table.flip(0))
+    backend.replan(state)
+    assert state.table.tolist() == table[[0, 2]].tolist()
+
+
 def test_a_tree_filled_after_planning_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's tree kernel writes the buffer between `plan` and the first layer."""
     install(monkeypatch)

@@ -36,7 +36,7 @@ class TokenFill:
         batch, dead, mask = step.batch, step.dead, tokens.mask
         words = 0 if mask is None else mask.shape[1]
         # all that the kernel is compiled for
-        like = ("tokens", "" if dead is None else "that see nothing", "draft words", words)
+        like = ("tokens", "" if dead is None else "that see nothing", f"{words} draft words" if words else "")
         # as torch does, and Triton does not: on the device of the tensors, whichever is current
         with self._compiles.first(*like), torch.cuda.device_of(tokens.rows):
             launch(
