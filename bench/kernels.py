@@ -39,7 +39,7 @@ from plots import plot
 from record_file import Owner, read, update
 from record_table import shapes_table, table
 from recording import Recording
-from records import of_run
+from records import Run, of_run
 from shape_list import SHAPES, TINY
 from shapes import WORKS, Shape
 from timing import versions
@@ -129,11 +129,17 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
     )
     try:
         for run in runs:
-            recording.add(run)
+            # a run of names that nobody has is no run
+            if any_begun(run):
+                recording.add(run)
     except KeyboardInterrupt:
         print("stopped; what was measured is in the record", file=sys.stderr)
     if run is None:
         print("bench/kernels.py: no listed shape has such a name; see --list", file=sys.stderr)
+        return 2
+    if recording.number is None:
+        reason = run.not_run[0]["reason"] if run.not_run else "stopped before a kernel began"
+        print(f"bench/kernels.py: nothing was begun: {reason}", file=sys.stderr)
         return 2
     record = recording.record
     if options.join and not recording.joined:
@@ -146,6 +152,11 @@ def time_all(shapes: Sequence[Shape], options: argparse.Namespace) -> int:
     if options.plot is not None:
         plot(record, options.plot)
     return int(any(row["status"] != "refused" for row in run.not_run))
+
+
+def any_begun(run: Run) -> bool:
+    """Whether a kernel was timed, refused or lost: not only shapes passed by for want of one."""
+    return bool(run.results) or any(row.get("kernel") or row["status"] != "refused" for row in run.not_run)
 
 
 def draw(folder: Path, output: Path | None, parser: argparse.ArgumentParser) -> int:

@@ -139,6 +139,11 @@ def test_the_figures_are_a_part_of_the_record(tmp_path: Path) -> None:
     ("script", "flags", "told"),
     [
         ("dispatch.py", ["--kernels", "nosuch"], "no kernel of nosuch runs here"),
+        (
+            "kernels.py",
+            ["--tiny", "--only", "decode", "--kernels", "nosuch"],
+            "no kernel asked for has a row for decode",
+        ),
         ("kernels.py", ["--tiny", "--seconds", "-5"], "--seconds: needs a number above 0"),
         ("kernels.py", ["--tiny", "--rounds", "0"], "--rounds: needs a number of at least 1"),
     ],
