@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.children import ordinary_environment
+from tests.children import compiled_by
 
 __all__ = ["Job", "compile_ahead"]
 
@@ -32,21 +30,8 @@ class Job:
 
 
 def compile_ahead(jobs: Sequence[Job], cache: Path) -> list[dict[str, Any]]:
-    """Each job's `code` and `looked_at`, from a child process: Triton would keep this one's interpreter setting."""
-    root = str(Path(__file__).parents[1])
-    environment = ordinary_environment() | {"TRITON_CACHE_DIR": str(cache)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment["PYTHONPATH"])))
-    child = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps([asdict(job) for job in jobs]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    answers: list[dict[str, Any]] = json.loads(child.stdout)
-    return answers
+    """Each job's `code` and `looked_at`, from a child process."""
+    return compiled_by(__file__, jobs, cache)
 
 
 def _compile(job: Job) -> dict[str, Any]:
@@ -69,4 +54,5 @@ def _compile(job: Job) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([_compile(Job(**job)) for job in json.load(sys.stdin)]))
+    for fields in json.load(sys.stdin):
+        print(json.dumps(_compile(Job(**fields))), flush=True)

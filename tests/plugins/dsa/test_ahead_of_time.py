@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import asdict
-from pathlib import Path
-
 import pytest
 
 from backstamp_dsa.configs import SHARED_BYTES
+from tests.children import compiled_by
 from tests.plugins.dsa import ahead
 from tests.plugins.dsa.ahead import Job
 
@@ -42,20 +36,9 @@ JOBS = _jobs()
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[str, dict]:
-    """The answers of one child process by job; Triton would keep this process's interpreter setting."""
-    cache = tmp_path_factory.mktemp("triton-cache")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache)}
-    child = subprocess.run(
-        [sys.executable, str(Path(ahead.__file__))],
-        input=json.dumps([asdict(job) for job in JOBS]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    return dict(zip(map(str, JOBS), map(json.loads, child.stdout.splitlines()), strict=True))
+    """The answers of one child process by job."""
+    answers = compiled_by(ahead.__file__, JOBS, tmp_path_factory.mktemp("triton-cache"))
+    return dict(zip(map(str, JOBS), answers, strict=True))
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)

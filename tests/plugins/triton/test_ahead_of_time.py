@@ -6,16 +6,10 @@ dtype; head dims, steps, features and index forms are spread over them.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import asdict
-from pathlib import Path
-
 import pytest
 
 from backstamp_triton.configs import SHARED_BYTES, overlaps_launches
+from tests.children import compiled_by
 from tests.plugins.triton import ahead
 from tests.plugins.triton.ahead import Job
 
@@ -54,20 +48,9 @@ JOBS = _jobs()
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[str, dict]:
-    """The answers of one child process by job; Triton would keep this process's interpreter setting."""
-    cache = tmp_path_factory.mktemp("triton-cache")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
-    child = subprocess.run(
-        [sys.executable, str(Path(ahead.__file__))],
-        input=json.dumps([asdict(job) for job in JOBS]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    return dict(zip(map(str, JOBS), map(json.loads, child.stdout.splitlines()), strict=True))
+    """The answers of one child process by job."""
+    answers = compiled_by(ahead.__file__, JOBS, tmp_path_factory.mktemp("triton-cache"))
+    return dict(zip(map(str, JOBS), answers, strict=True))
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)

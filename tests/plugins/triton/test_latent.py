@@ -6,11 +6,6 @@ Gluon has no interpreter: numbers are held on a GPU by `bench/checks.py`. Here t
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +18,7 @@ from backstamp_triton.latent_launch import LatentKernel, box_of, latent_rows
 from backstamp_triton.launches import Chip, launch_of
 from backstamp_triton.layers import prepare_layer
 from backstamp_triton.steps import new_step
+from tests.children import compiled_by
 from tests.plugins.triton import latent_ahead
 from tests.plugins.triton.cases import Case, build_attention, build_mla, make, run
 from tests.plugins.triton.latent_ahead import Job
@@ -262,20 +258,9 @@ def test_rows_of_one_block_write_their_outputs_at_once(extra, recorded):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> dict[str, dict]:
-    """The answers of one child process by job; Triton would keep this process's interpreter setting."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    cache = tmp_path_factory.mktemp("triton-cache")
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
-    child = subprocess.run(
-        [sys.executable, str(Path(latent_ahead.__file__))],
-        input=json.dumps([dataclasses.asdict(job) for job in JOBS]),
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    return dict(zip(map(str, JOBS), map(json.loads, child.stdout.splitlines()), strict=True))
+    """The answers of one child process by job."""
+    answers = compiled_by(latent_ahead.__file__, JOBS, tmp_path_factory.mktemp("triton-cache"))
+    return dict(zip(map(str, JOBS), answers, strict=True))
 
 
 @pytest.mark.parametrize("job", JOBS, ids=str)
