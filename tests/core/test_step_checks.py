@@ -8,65 +8,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backstamp.attention import KVIndex, LayerSpec
-from backstamp.declarations import Offer, PageSizes
+from backstamp.attention import KVIndex
+from backstamp.declarations import Offer
 from backstamp.errors import UnsupportedBatch
 from backstamp.factories import BuildRequest
-from backstamp.step_checks import check_batch, check_build, check_call
-from backstamp.testing.batches import SMALL_LAYER, MadeStep, make_batch, make_tree, split_new
+from backstamp.step_checks import check_build
+from backstamp.testing.batches import SMALL_LAYER, MadeStep, make_batch, make_tree
 from backstamp.testing.requests import request_for
-
-PLAIN = Offer(
-    kernel="plain",
-    factory="acme.backend:build",
-    family="mha",
-    device="any",
-    archs=("any",),
-    phases=frozenset({"prefill", "decode", "verify"}),
-    dtypes=frozenset({"fp32"}),
-    head_dims=(32,),
-    page_sizes=PageSizes(preferred=16, exact=(16,)),
-    index_forms=frozenset({"page_table"}),
-    mask_format="internal_causal",
-)
-ABLE = replace(
+from tests.core.declared_rows import (
+    ABLE,
+    BAD_HEADS,
+    HOST,
+    META,
+    ONES,
     PLAIN,
-    features=frozenset(
-        {"window", "softcap", "sinks", "alibi", "tree_mask", "non_causal", "lse", "split_kv", "encoder", "cross"}
-    ),
-    kv_forms=frozenset({"paged", "ragged"}),
-    index_forms=frozenset({"csr", "page_table", "indirect"}),
-    kv_dtypes=frozenset({"same", "e4m3fn"}),
-    graph="any",
-    sink_dtypes=frozenset({"fp32"}),
+    READING,
+    SINKS,
+    STEP,
+    WRITING,
+    called,
+    changed,
+    layer,
+    planned,
 )
-HOST = replace(PLAIN, inputs=frozenset({"host_lens"}))
-LATENT = replace(PLAIN, family="mla", head_dims=((32, 16), (48, 16)))
-FLOAT8 = replace(ABLE, kv_dtypes=frozenset({"e4m3fn"}))
-#: What only some kernels read: rows of tokens, and slots to write.
-READING = replace(PLAIN, inputs=frozenset({"token_rows"}))
-WRITING = replace(PLAIN, features=frozenset({"fused_write"}))
-SPARSE = replace(LATENT, family="sparse_mla")
-COMPRESSED = replace(PLAIN, family="csa", features=frozenset({"window", "indices"}))
-STEP = make_batch([2, 3], [9, 30])
-SINKS = torch.zeros(4)
-
-
-def layer(**changes: object) -> LayerSpec:
-    """The small layer with changes."""
-    return replace(SMALL_LAYER, **changes)
-
-
-def planned(offer: Offer, step: MadeStep = STEP, *, request: dict[str, object] | None = None, **options: bool) -> str:
-    """Check a step against a row."""
-    return check_batch(request_for(offer, **(request or {})), step.batch, **options)
-
-
-def called(offer: Offer, step: MadeStep = STEP, **tensors: object) -> None:
-    """Check a layer call against a row; `tensors` replace the step's own."""
-    kv, q, spec = tensors.pop("kv", step.kv), tensors.pop("q", step.q), tensors.pop("layer", step.layer)
-    stored = "e4m3fn" if offer is FLOAT8 else "same"
-    check_call(request_for(offer, kv_dtype=stored), q, kv, spec, step.batch, **tensors)
 
 
 def test_what_a_row_declares_passes() -> None:
@@ -95,7 +59,6 @@ def test_a_step_without_a_cache_is_for_rows_that_read_ragged_keys() -> None:
 
 
 #: Numbers a head that are none: too few, one more dimension, of another kind, apart in memory, somewhere else.
-BAD_HEADS = (SINKS[:3], SINKS[None], SINKS.int(), torch.zeros(8)[::2], SINKS.to("meta"))
 BUILDS: list[tuple[str, Offer, Callable[[Offer], BuildRequest]]] = [
     ("dtype", PLAIN, lambda offer: request_for(offer, dtype="bf16")),
     ("kv_dtype", PLAIN, lambda offer: request_for(offer, kv_dtype="e4m3fn")),
@@ -136,14 +99,7 @@ def test_a_build_names_all_its_faults() -> None:
     assert all(word in caught.value.needed for word in ("dtype", "page_size", "window", "softcap"))
 
 
-def changed(**changes: object) -> MadeStep:
-    """The plain step with another batch."""
-    return replace(STEP, batch=replace(STEP.batch, **changes))
-
-
 TREE = make_tree([2, 3], [9, 30], "qlen")
-META = torch.empty(3, dtype=torch.int32, device="meta")
-ONES = torch.ones(2, dtype=torch.int32)
 FLAT = make_tree([2, 3], [9, 30], "full")
 TABLE = STEP.batch.index.page_table
 CSR = replace(ABLE, index_forms=frozenset({"csr"}))
@@ -239,149 +195,3 @@ def test_what_the_row_declares_of_a_step_passes(options: dict[str, bool]) -> Non
     """Trees, per-row causal flags and left padding, where the kernel says that it reads them."""
     step = changed(tree=TREE, causal=torch.ones(2, dtype=torch.int32), kv_starts=torch.zeros(2, dtype=torch.int32))
     assert planned(ABLE, step, row_causal=True, left_padding=True, **options) == "page_table"
-
-
-KV = STEP.kv
-NEW = split_new(STEP)
-LSE = torch.empty(5, 4)
-WIDE = torch.zeros(5, 4, 64)
-#: A step of ragged keys alone.
-UNCACHED = changed(index=KVIndex(page_size=16))
-FP8_KV = replace(KV, k=KV.k.to(torch.float8_e4m3fn), v=KV.v.to(torch.float8_e4m3fn))
-INDICES = torch.zeros(5, 8, dtype=torch.int32)
-MLA_LAYER = layer(num_kv_heads=1, v_head_dim=16)
-#: Parts of 16 and 32: a swap is another shape.
-WIDER_STEP = make_batch([2, 3], [9, 30], layer=replace(MLA_LAYER, head_dim=48), cache_form="latent")
-MLA_STEP = make_batch([2, 3], [9, 30], layer=MLA_LAYER, cache_form="latent")
-#: Layers of family csa: plain entries, and compressed ones in a cache of shorter pages.
-CSA_LAYER = layer(num_kv_heads=1, window_left=7)
-CSA_STEP = make_batch([2, 3], [9, 30], layer=CSA_LAYER, cache_form="latent")
-CSA_KV = replace(CSA_STEP.kv, v=CSA_STEP.kv.k[:, :4])
-CALLS: list[tuple[str, Offer, MadeStep, dict[str, object]]] = [
-    ("q:", PLAIN, STEP, {"q": STEP.q[:4]}),
-    ("q:", PLAIN, STEP, {"q": STEP.q[..., :16]}),
-    ("q:", PLAIN, STEP, {"q": STEP.q.bfloat16()}),
-    ("q:", PLAIN, STEP, {"q": STEP.q.transpose(1, 2).contiguous().transpose(1, 2)}),
-    ("q device", PLAIN, STEP, {"q": STEP.q.to("meta")}),
-    ("q_rope", PLAIN, STEP, {"q": STEP.q[..., :16], "q_rope": STEP.q[..., 16:]}),
-    ("window", PLAIN, STEP, {"layer": layer(window_left=3)}),
-    ("softcap", PLAIN, STEP, {"layer": layer(softcap=3.0)}),
-    ("sinks", PLAIN, STEP, {"layer": layer(sinks=SINKS)}),
-    ("out", PLAIN, STEP, {"out": torch.empty(5, 4, 16)}),
-    ("out", PLAIN, STEP, {"out": torch.empty(5, 4, 32).half()}),
-    ("lse", PLAIN, STEP, {"lse": LSE}),
-    ("lse", ABLE, STEP, {"lse": LSE.half()}),
-    ("lse", ABLE, STEP, {"lse": LSE, "layer": layer(sinks=SINKS)}),
-    ("kv:", PLAIN, STEP, {"kv": None}),
-    ("kv:", PLAIN, STEP, {"kv": None, "new": NEW[1]}),
-    ("new:", PLAIN, STEP, {"new": NEW[1]}),
-    ("new.k", ABLE, STEP, {"new": replace(NEW[1], k=NEW[1].k.half())}),
-    ("new.v", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v[..., :8])}),
-    ("kv.layout", PLAIN, STEP, {"kv": replace(KV, layout="vectorized_5d")}),
-    ("kv.k", PLAIN, STEP, {"kv": replace(KV, k=KV.k[:, :8])}),
-    ("kv.k", PLAIN, STEP, {"kv": replace(KV, k=KV.k.half())}),
-    ("kv.v", PLAIN, STEP, {"kv": replace(KV, v=None)}),
-    ("kv.v", LATENT, MLA_STEP, {"kv": replace(MLA_STEP.kv, v=MLA_STEP.kv.k[..., :16])}),
-    ("kv.k device", PLAIN, STEP, {"kv": replace(KV, k=KV.k.to("meta"))}),
-    ("kv.k_sf", ABLE, STEP, {"kv": replace(KV, k_sf=SINKS)}),
-    ("kv.k_scale", ABLE, STEP, {"kv": replace(KV, k_scale=0.5)}),
-    ("kv.v_scale", ABLE, STEP, {"kv": replace(KV, v_scale=SINKS)}),
-    ("indices", PLAIN, STEP, {"indices": INDICES}),
-    ("indices", SPARSE, MLA_STEP, {}),
-    ("indices", SPARSE, MLA_STEP, {"indices": INDICES.long()}),
-    ("indices", COMPRESSED, CSA_STEP, {"kv": CSA_KV, "indices": INDICES[:4]}),
-    ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v[..., :16])}),
-    ("kv.v", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, v=CSA_KV.v.half())}),
-    ("kv.k", COMPRESSED, CSA_STEP, {"kv": replace(CSA_KV, k=CSA_KV.k[:, :4])}),
-    ("q: [5, 4, 16]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., 16:], "q_rope": WIDER_STEP.q[..., :16]}),
-    ("q: [5, 4, 16]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :24], "q_rope": WIDER_STEP.q[..., 24:]}),
-    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 24:]}),
-    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[:4, :, 16:]}),
-    ("q_rope: [5, 4, 32]", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[:, :2, 16:]}),
-    ("q_rope: fp32", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 16:].half()}),
-    ("q_rope device", LATENT, WIDER_STEP, {"q": WIDER_STEP.q[..., :16], "q_rope": WIDER_STEP.q[..., 16:].to("meta")}),
-    ("causal: False for encoder", ABLE, STEP, {"layer": layer(attn_type="encoder")}),
-    ("causal: False for cross", ABLE, STEP, {"layer": layer(attn_type="cross")}),
-    ("causal: False for cross", ABLE, changed(causal=ONES), {"layer": layer(attn_type="cross")}),
-    *((field, ABLE, STEP, {"layer": layer(**{field: tensor})}) for field in ("sinks", "alibi") for tensor in BAD_HEADS),
-    ("out: a last stride", PLAIN, STEP, {"out": WIDE[..., ::2]}),
-    ("out device", PLAIN, STEP, {"out": WIDE[..., :32].to("meta")}),
-    ("lse", ABLE, STEP, {"lse": LSE[:4]}),
-    ("lse device", ABLE, STEP, {"lse": LSE.to("meta")}),
-    ("new.k: [N, 2, 32]", ABLE, STEP, {"new": replace(NEW[1], k=NEW[1].k.mT.contiguous().mT)}),
-    ("new.v: 5 tokens", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v[:4])}),
-    ("new.v: fp32", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v.half())}),
-    ("new.v device", ABLE, STEP, {"new": replace(NEW[1], v=NEW[1].v.to("meta"))}),
-    ("new.kv_indptr: [3]", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=ONES)}),
-    ("new.kv_indptr: [3]", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=torch.zeros(3, dtype=torch.int64))}),
-    ("new.kv_indptr device", ABLE, STEP, {"new": replace(NEW[1], kv_indptr=META)}),
-    ("kv.k: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, k=KV.k[:, :, :1])}),
-    ("kv.v: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, v=KV.v[:, :, :1])}),
-    ("kv.v: [P, 16, 2, 32]", PLAIN, STEP, {"kv": replace(KV, v=KV.v[..., :16])}),
-    ("kv.v: 9 pages", PLAIN, STEP, {"kv": replace(KV, v=KV.v[1:])}),
-    ("kv.v device", PLAIN, STEP, {"kv": replace(KV, v=KV.v.to("meta"))}),
-    ("index: one of csr", ABLE, UNCACHED, {}),
-    ("kv.k_scale: a float", FLOAT8, STEP, {"kv": replace(FP8_KV, k_scale=torch.ones(1).int())}),
-    ("kv.v_scale device", FLOAT8, STEP, {"kv": replace(FP8_KV, v_scale=torch.ones(1).to("meta"))}),
-]
-
-
-@pytest.mark.parametrize(
-    ("field", "offer", "step", "tensors"), CALLS, ids=[f"{n}-{item[0]}" for n, item in enumerate(CALLS)]
-)
-def test_a_call_the_row_does_not_serve_is_refused_by_name(
-    field: str, offer: Offer, step: MadeStep, tensors: dict[str, object]
-) -> None:
-    """A mask, a sink or a softcap is never dropped, and a wrong tensor never reaches a launch."""
-    with pytest.raises(UnsupportedBatch) as caught:
-        called(offer, step, **dict(tensors))
-    assert caught.value.needed.startswith(field)
-    assert "layer 0" in caught.value.who
-
-
-def test_sinks_that_changed_since_the_build_are_held_again() -> None:
-    """A layer is held to its row when it is built for; what its tensors became is held at each call."""
-    sinks = torch.zeros(4)
-    spec = layer(sinks=sinks)
-    request = request_for(ABLE, (spec,))
-    check_call(request, STEP.q, STEP.kv, spec, STEP.batch)
-    sinks.resize_(1)
-    with pytest.raises(UnsupportedBatch, match="sinks"):
-        check_call(request, STEP.q, STEP.kv, spec, STEP.batch)
-
-
-def test_latent_and_sparse_calls_pass_with_what_they_need() -> None:
-    """A rotary part apart, and a selection of keys."""
-    called(LATENT, MLA_STEP, q=MLA_STEP.q[..., :16], q_rope=MLA_STEP.q[..., 16:])
-    called(SPARSE, MLA_STEP, indices=INDICES)
-
-
-@pytest.mark.parametrize("attn_type", ["encoder", "cross"])
-def test_a_layer_that_looks_both_ways_passes_where_no_key_is_lost(attn_type: str) -> None:
-    """A step without the causal rule, or one query a row, which sees every key up to itself."""
-    called(ABLE, changed(causal=False), layer=layer(attn_type=attn_type))
-    one = make_batch([1, 1], [9, 30], phase="decode")
-    called(ABLE, one, layer=layer(attn_type=attn_type))
-
-
-def test_buffers_longer_than_the_step_pass() -> None:
-    """What an adapter keeps for its largest step is read as far as this one goes."""
-    longer = torch.zeros(8, dtype=torch.int32)
-    step = changed(qo_indptr=longer, kv_lens=longer, qo_indptr_host=longer, kv_lens_host=longer, kv_starts=longer)
-    assert planned(ABLE, step, left_padding=True) == "page_table"
-    called(ABLE, step, new=replace(NEW[1], kv_indptr=longer), layer=layer(sinks=SINKS, alibi=SINKS))
-
-
-@pytest.mark.parametrize("cache", ["both", "plain-alone"])
-def test_a_compressed_layer_has_a_second_cache_or_none(cache: str) -> None:
-    """Its pages hold fewer entries than tokens, and only some layers choose among them."""
-    kv = CSA_KV if cache == "both" else CSA_STEP.kv
-    called(COMPRESSED, CSA_STEP, kv=kv)
-    called(COMPRESSED, CSA_STEP, kv=kv, indices=INDICES)
-
-
-def test_a_scaled_cache_passes_where_its_dtype_has_scales() -> None:
-    """A float8 cache is read with its scales."""
-    step = make_batch([2], [9], kv_dtype=torch.float8_e4m3fn)
-    request = request_for(ABLE, kv_dtype="e4m3fn")
-    check_call(request, step.q, replace(step.kv, k_scale=0.5, v_scale=2.0), step.layer, step.batch)
