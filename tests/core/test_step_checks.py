@@ -195,3 +195,8 @@ def test_what_the_row_declares_of_a_step_passes(options: dict[str, bool]) -> Non
     """Trees, per-row causal flags and left padding, where the kernel says that it reads them."""
     step = changed(tree=TREE, causal=torch.ones(2, dtype=torch.int32), kv_starts=torch.zeros(2, dtype=torch.int32))
     assert planned(ABLE, step, row_causal=True, left_padding=True, **options) == "page_table"
+
+
+def test_what_a_row_does_not_read_is_not_looked_at() -> None:
+    """An engine hands one batch to all its kernels: rows of tokens and slots to write are some kernels' alone."""
+    assert planned(PLAIN, changed(token_rows=META, slot_mapping=META)) == "page_table"
