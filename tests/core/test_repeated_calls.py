@@ -11,30 +11,19 @@ import torch
 
 from backstamp import repeated_calls
 from backstamp.attention import PagedKV
-from backstamp.declarations import Offer, PageSizes
 from backstamp.errors import UnsupportedBatch
 from backstamp.repeated_calls import CallChecks
 from backstamp.testing.batches import SMALL_LAYER, make_batch, split_new
 from backstamp.testing.requests import request_for
+from tests.core.declared_rows import PLAIN, STEP
 
-ABLE = Offer(
-    kernel="able",
-    factory="acme.backend:build",
-    family="mha",
-    device="any",
-    archs=("any",),
-    phases=frozenset({"prefill", "decode", "verify"}),
-    dtypes=frozenset({"fp32"}),
-    head_dims=(32,),
-    page_sizes=PageSizes(preferred=16, exact=(16,)),
-    index_forms=frozenset({"page_table"}),
+ABLE = replace(
+    PLAIN,
     kv_forms=frozenset({"paged", "ragged"}),
-    mask_format="internal_causal",
     features=frozenset({"lse", "sinks", "alibi", "encoder", "non_causal"}),
     sink_dtypes=frozenset({"fp32"}),
 )
 LATENT = replace(ABLE, family="mla", head_dims=((48, 16),), kv_forms=frozenset({"paged"}))
-STEP = make_batch([2, 3], [9, 30])
 LONGER = make_batch([4, 3], [9, 30])
 LATENT_LAYER = replace(SMALL_LAYER, num_kv_heads=1, head_dim=48, v_head_dim=16)
 

@@ -125,6 +125,21 @@ def test_what_a_graph_records_is_never_handed_to_another_step(library: FakeLibra
     assert again is not wrapper
 
 
+def test_a_step_that_is_refused_leaves_the_recorded_tree_alone(library: FakeLibrary) -> None:
+    """What may be refused is looked at first: the graph still replays the step before."""
+    step, other = draw(CHAIN, tree="qlen", phase="verify"), draw(CHAIN, tree="qlen", phase="verify", seed=3)
+    assert step.batch.tree is not None
+    assert other.batch.tree is not None
+    backend = build(step)
+    state = backend.plan(step.batch, capture=True)
+    before = step.batch.tree.buffer.clone()
+    other.batch.tree.buffer.copy_(torch.eye(4, dtype=torch.bool))
+    narrow = replace(other.batch.index, page_table=other.batch.index.page_table[:, :1])
+    with pytest.raises(UnsupportedBatch, match=r"index\.page_table"):
+        backend.plan(replace(other.batch, index=narrow), state=state)
+    assert torch.equal(step.batch.tree.buffer, before)
+
+
 def test_a_tree_seen_with_other_strides_at_the_recorded_address_is_refused(library: FakeLibrary) -> None:
     """A mask of wider rows over the same bytes is another mask, and a longer one was not recorded."""
     step = draw(CHAIN, tree="qlen", phase="verify")
