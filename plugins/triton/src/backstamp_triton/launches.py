@@ -121,13 +121,13 @@ def _latent_launch(chip: Chip, known: PreparedLayer, step: Step) -> Launch:
 def _row_tiles(batch: Batch, tokens: int) -> int:
     """About how many tiles of `tokens` tokens the rows fill, by what the host knows of every batch.
 
-    That is its longest row and all tokens: the others are taken at their mean.
+    That is its longest row and all tokens: the others are taken at their mean, and at one tile each at least. A bound
+    of a graph's steps may be far above what the longest row has.
     """
     others = max(batch.num_rows - 1, 0)
-    # a bound of a graph's steps may be far above what these rows have
     longest = min(batch.max_q_len, batch.num_tokens)
     mean = -(-(batch.num_tokens - longest) // max(others, 1))
-    return -(-longest // tokens) + others * -(-mean // tokens)
+    return max(-(-longest // tokens) + others * -(-mean // tokens), min(batch.num_rows, batch.num_tokens))
 
 
 def _most_row_tiles(batch: Batch, tokens: int) -> int:
